@@ -1,0 +1,1 @@
+"""Measuring ourselves and our peers side by side."""

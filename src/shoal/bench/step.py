@@ -1,0 +1,197 @@
+"""What the loop costs: Shoal's loop against one written by hand, on the same model, data and settings, in turns."""
+
+import copy
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.core.objective import Objective
+from shoal.core.process import Process, choose_device
+from shoal.core.rng import seed_all
+from shoal.data.build import build_datasets
+from shoal.data.loader import train_batches
+from shoal.data.order import Order
+from shoal.models.build import build_model
+from shoal.observe.console import SilentConsole
+from shoal.observe.records import Observers
+from shoal.observe.run_folder import RunFolder
+from shoal.parallel.build import build_unit
+from shoal.parallel.numerics import autocast, build_scaler, torch_settings
+from shoal.parallel.optimizer import build_optimizer
+from shoal.parallel.single import move
+from shoal.recipe.schema import Recipe
+from shoal.tasks.build import build_task, task_objective
+from shoal.train.loop import Training, run_loop
+from shoal.train.plan import Plan
+from shoal.train.schedule import learning_rate, peak_lr
+from shoal.train.state import TrainState
+from shoal.train.worker import step_settings
+
+TRIVIAL: dict[str, Any] = {
+    "name": "trivial",
+    "task": "image_classification",
+    "model": {"name": "mlp", "hidden": [4]},
+    "data": {"name": "synthetic", "samples": 4096, "val_samples": 8, "shape": [1, 2, 2], "classes": 2},
+    "optim": {"name": "sgd", "lr": 0.01},
+    "train": {"steps": 1, "global_batch": 8},
+}
+"""A model that computes next to nothing, so that what is left is the loop."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One model on one dataset, to be trained both ways."""
+
+    recipe: Recipe
+    dataset: Any
+    model: nn.Module
+    objective: Objective
+    process: Process
+
+
+def build_bench(recipe: Recipe) -> Bench:
+    """What both loops share."""
+    assert recipe.data is not None and recipe.model is not None
+    device = choose_device(recipe.cluster.gpus_per_worker)
+    datasets = build_datasets(recipe.data, recipe.train.seed)
+    seed_all(recipe.train.seed)
+    model = build_model(recipe.model, datasets.spec)
+    objective = task_objective(build_task(recipe.task))
+    return Bench(recipe, datasets.train, model, objective, Process(0, 1, device))
+
+
+def measure(recipe: Recipe, steps: int, rounds: int, warmup: int) -> dict[str, Any]:
+    """Seconds a step of both loops, `rounds` times in turns; the ratio is taken round by round, against drift."""
+    with torch_settings(precision=recipe.train.precision, threads=recipe.cluster.threads_per_worker):
+        bench = build_bench(recipe)
+        shoal_loop, by_hand = _ShoalLoop(bench), _HandWrittenLoop(bench)
+        for loop in (shoal_loop, by_hand):
+            loop.run(warmup)
+        shoal_s: list[float] = []
+        hand_s: list[float] = []
+        for number in range(rounds):
+            pair = [(shoal_loop, shoal_s), (by_hand, hand_s)]
+            for loop, times in pair if number % 2 == 0 else reversed(pair):
+                times.append(loop.run(steps) / steps)
+    ratios = [ours / theirs for ours, theirs in zip(shoal_s, hand_s, strict=True)]
+    extra = [ours - theirs for ours, theirs in zip(shoal_s, hand_s, strict=True)]
+    return {
+        "recipe": recipe.name,
+        "global_batch": recipe.train.global_batch,
+        "steps": steps,
+        "rounds": rounds,
+        "shoal_step_ms": 1e3 * statistics.median(shoal_s),
+        "by_hand_step_ms": 1e3 * statistics.median(hand_s),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "overhead_us": 1e6 * statistics.median(extra),
+    }
+
+
+class _ShoalLoop:
+    """The loop as a run has it: loader, state, clock, reports into a folder. Without evaluation and saving."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        recipe = bench.recipe
+        self.unit = build_unit(
+            recipe.parallel, copy.deepcopy(bench.model), bench.objective, step_settings(recipe), bench.process
+        )
+        self.order = Order(len(bench.dataset), recipe.train.global_batch, recipe.train.seed)
+
+    def run(self, steps: int) -> float:
+        """Seconds for `steps` steps."""
+        recipe = self.bench.recipe
+        workers = recipe.data.workers if recipe.data else 0
+        plan = Plan(steps, self.order.steps_per_epoch, steps + 1, steps + 1, recipe.observe.every_steps)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = RunFolder(Path(temporary) / "run")
+            folder.open(None)
+            run = Training(
+                recipe=recipe,
+                plan=plan,
+                state=TrainState(),
+                unit=self.unit,
+                batches=lambda step: train_batches(
+                    self.bench.dataset,
+                    self.order,
+                    step,
+                    plan.num_steps,
+                    micro_batch=recipe.micro_batch,
+                    workers=workers,
+                    pin_memory=self.bench.process.device.type == "cuda",
+                ),
+                validation=None,
+                items=self.bench.objective.items,
+                save=lambda metrics: None,
+                saved_step=None,
+                observer=Observers(folder, SilentConsole()),
+                stop=lambda: None,
+            )
+            _wait(self.bench.process.device)
+            started = time.perf_counter()
+            run_loop(run)
+            _wait(self.bench.process.device)
+            elapsed = time.perf_counter() - started
+            folder.close()
+        return elapsed
+
+
+class _HandWrittenLoop:
+    """What one would write without Shoal: no report, no state, no resume."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.device = bench.process.device
+        self.model = copy.deepcopy(bench.model).to(self.device)
+        if bench.recipe.train.compile:
+            self.model.compile()
+        self.optimizer = build_optimizer(self.model, bench.recipe.optim)
+        self.scaler = build_scaler(bench.recipe.train.precision, self.device)
+        self.autocast = autocast(bench.recipe.train.precision, self.device)
+
+    def run(self, steps: int) -> float:
+        """Seconds for `steps` steps."""
+        recipe, dataset, model, optimizer = self.bench.recipe, self.bench.dataset, self.model, self.optimizer
+        batch_size, clip_norm = recipe.train.global_batch, recipe.train.clip_norm
+        peak = peak_lr(recipe.optim, batch_size)
+        per_epoch = -(-len(dataset) // batch_size)
+        _wait(self.device)
+        started = time.perf_counter()
+        total = torch.zeros((), device=self.device)
+        for step in range(steps):
+            if step % per_epoch == 0:
+                order = torch.randperm(len(dataset)).numpy()
+            first = step % per_epoch * batch_size
+            batch = move(dataset.batch(order[first : first + batch_size], 0), self.device)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe.optim, peak, step, steps)
+            with self.autocast:
+                loss = self.bench.objective.loss(model, batch)
+            if isinstance(loss, tuple):
+                loss = loss[0] / loss[1]
+            (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+            if clip_norm is not None:
+                if self.scaler:
+                    self.scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            if self.scaler:
+                self.scaler.step(optimizer)
+                self.scaler.update()
+            else:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            total += loss.detach()
+        _wait(self.device)
+        return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,90 @@
+"""The `shoal` command. Subcommands are imported when they are called, so that `shoal --help` answers at once."""
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+import click
+
+from shoal.core.errors import RunError, UserError
+from shoal.core.version import VERSION
+
+_COMMANDS = {
+    "train": "Train a recipe.",
+    "runs": "What has run here: list, show, compare.",
+    "checkpoints": "The checkpoints of a run.",
+    "bench": "Measure Shoal against hand-written code.",
+    "completion": "Print a shell completion script.",
+}
+STARTED = time.time()
+"""When the command began, in unix seconds: what time to first step counts from."""
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and one line; imports one when it is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"shoal.cli.{name}").command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(VERSION, prog_name="shoal")
+def shoal() -> None:
+    """Train PyTorch models on one machine or on a cluster, and lose nothing when machines die."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0 done, 1 the run failed, 2 wrong input, 130 interrupted."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one return a kind of error
+    """The command's exit status; every error becomes words on stderr."""
+    try:
+        result: Any = shoal.main(arguments, prog_name="shoal", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        return 2
+    except UserError as error:
+        _complain(error)
+        return 2
+    except RunError as error:
+        _complain(error)
+        return 1
+    except BrokenPipeError:
+        # The reader has seen enough (`shoal runs list | head`); keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted before anything was written", file=sys.stderr)
+        return 130
+    except Exception:  # noqa: BLE001 - the last place where an error of the user's code can be told
+        traceback.print_exc()
+        print("error: the above was raised while running; it is not a problem of the recipe's form", file=sys.stderr)
+        return 1
+
+
+def _complain(error: Exception) -> None:
+    for line in [*str(error).splitlines(), *getattr(error, "__notes__", [])]:
+        print(f"error: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

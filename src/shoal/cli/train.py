@@ -1,0 +1,156 @@
+"""`shoal train`: recipes and overrides in, a run and its summary out."""
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from shoal.cli.completing import complete_run, complete_train
+from shoal.core.errors import RunError, UserError
+from shoal.recipe.load import load_recipe, shipped_recipes
+from shoal.recipe.merge import is_override
+
+
+@click.command("train")
+@click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
+@click.option("--workers", metavar="N", help="Processes that train together; the same as cluster.workers=N.")
+@click.option("--gpu", is_flag=True, help="A GPU for each worker, or an error; the same as cluster.gpus_per_worker=1.")
+@click.option("--launcher", type=click.Choice(["auto", "local"]), default="auto", help="Who starts the processes.")
+@click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")
+@click.option(
+    "--resume", metavar="RUN", shell_complete=complete_run, help="Go on with a run from its newest checkpoint."
+)
+@click.option("--json", "as_json", is_flag=True, help="End with the summary as one JSON object on stdout.")
+@click.option("--log-json", is_flag=True, help="Log as JSON lines instead of a progress bar.")
+@click.option("--dry-run", is_flag=True, help="Print the fully resolved recipe and stop.")
+@click.option("--list", "list_recipes", is_flag=True, help="List the recipes that ship with Shoal and stop.")
+def command(
+    words: tuple[str, ...],
+    workers: str | None,
+    gpu: bool,
+    launcher: str,
+    run_dir: str | None,
+    resume: str | None,
+    as_json: bool,
+    log_json: bool,
+    dry_run: bool,
+    list_recipes: bool,
+) -> int:
+    """Train a RECIPE: a file, or the name of one that ships with Shoal (default: digits). Several are laid over one
+    another from left to right, and KEY=VALUE overrides any field by its dotted path.
+
+    \b
+    shoal train mnist data.dir=~/data optim.lr=3e-4
+    shoal train model.yaml cluster.yaml train.steps=1000 --json
+    shoal train --resume runs/mnist-20260101-120000-ab12
+    """
+    if list_recipes:
+        return _list(as_json)
+    overrides = [word for word in words if is_override(word)]
+    recipes = [word for word in words if not is_override(word)]
+    if workers is not None:
+        if not workers.isdigit() or int(workers) < 1:
+            raise UserError(f"--workers: {workers!r} should be a whole number above 0")
+        overrides.append(f"cluster.workers={workers}")
+    if gpu:
+        overrides.append("cluster.gpus_per_worker=1")
+    if dry_run and resume is None:
+        click.echo(load_recipe(recipes, overrides).to_yaml(), nl=False)
+        return 0
+    return _train(recipes, overrides, run_dir, resume, as_json, log_json, dry_run)
+
+
+def _list(as_json: bool) -> int:
+    recipes = shipped_recipes()
+    if as_json:
+        click.echo(json.dumps(recipes))
+        return 0
+    width = max(map(len, recipes))
+    for name, words in recipes.items():
+        click.echo(f"{name:{width}}  {words}")
+    return 0
+
+
+def _train(
+    recipes: list[str],
+    overrides: list[str],
+    run_dir: str | None,
+    resume: str | None,
+    as_json: bool,
+    log_json: bool,
+    dry_run: bool,
+) -> int:
+    from shoal.cli.main import STARTED
+    from shoal.launch.interrupts import Interrupts
+    from shoal.launch.run import Launch, launch, prepare, resume_command
+    from shoal.observe.console import make_console
+
+    prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume)
+    if dry_run:
+        click.echo(prepared.loaded.to_yaml(), nl=False)
+        return 0
+    console = make_console("json" if log_json else "auto")
+    error: Exception | None = None
+    with Interrupts() as stop:
+        try:
+            summary = launch(prepared, Launch(console, stop, STARTED))
+        except UserError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - told by main, after the JSON line that scripts wait for
+            error = failure
+            summary = {
+                "run": prepared.run_dir.name,
+                "run_dir": str(prepared.run_dir),
+                "status": "failed",
+                "error": str(failure),
+            }
+        finally:
+            console.close()
+    if error is not None:
+        if as_json:
+            _print_json(summary)
+        if isinstance(error, RunError) and (prepared.run_dir / "checkpoints").is_dir():
+            error.add_note(f"to go on from the last checkpoint: {resume_command(prepared.run_dir)}")
+        raise error
+    interrupted = summary["status"] == "interrupted"
+    if interrupted:
+        summary["resume"] = resume_command(prepared.run_dir)
+    if prepared.finished is not None:
+        click.echo(f"{prepared.run_dir} is already done; raise train.epochs or train.steps to train on", err=True)
+    if as_json:
+        _print_json(summary)
+    else:
+        _print_table(summary)
+    if interrupted:
+        click.echo(f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}", err=True)
+        return 130
+    return 0
+
+
+def _print_json(summary: dict[str, Any]) -> None:
+    from shoal.core.storage import to_json_line
+
+    print(to_json_line(summary))
+    sys.stdout.flush()
+
+
+def _print_table(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from shoal.observe.console import format_metric
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("status", summary["status"])
+    table.add_row("steps", f"{summary['step']:,} ({summary['epoch']:g} epochs)")
+    for name, value in sorted(summary["metrics"].items()):
+        table.add_row(name, format_metric(name, value))
+    for name in ("samples_per_s", "tokens_per_s"):
+        if name in summary:
+            table.add_row(name, format_metric(name, summary[name]))
+    table.add_row("time to first step", f"{summary['time_to_first_step_s']} s")
+    table.add_row("verdict", summary["verdict"])
+    table.add_row("weights", str(summary["weights_sha256"])[:16])
+    table.add_row("run", summary["run_dir"])
+    Console(highlight=False, soft_wrap=True).print(table)

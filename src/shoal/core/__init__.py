@@ -1,0 +1,1 @@
+"""What every package stands on: errors, sections, seeds, storage, processes. Imports nothing else of Shoal."""

@@ -1,0 +1,12 @@
+"""The two ways a run ends badly, and how each names the field and the remedy."""
+
+
+class UserError(ValueError):
+    """The input is wrong: a recipe field, an argument, a data file. The message names it and says what to do.
+
+    The command ends with status 2 when this comes up before training starts, with 1 when it comes up in the middle.
+    """
+
+
+class RunError(RuntimeError):
+    """The run itself failed although the input could be read: diverged, out of memory. Status 1."""

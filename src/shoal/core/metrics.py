@@ -1,0 +1,16 @@
+"""Which way a metric is better."""
+
+_LESS_IS_BETTER = ("loss", "perplexity", "error", "err", "mse", "mae", "rmse")
+
+
+def less_is_better(metric: str, mode: str = "auto") -> bool:
+    """Whether a smaller value of `metric` is better, by `mode` or, for `auto`, by its name."""
+    if mode != "auto":
+        return mode == "min"
+    return metric.rsplit("_", 1)[-1] in _LESS_IS_BETTER
+
+
+def is_better(value: float, best: float, metric: str, mode: str = "auto", min_delta: float = 0.0) -> bool:
+    """Whether `value` beats `best` by more than `min_delta`; a value that is not a number beats nothing."""
+    gain = best - value if less_is_better(metric, mode) else value - best
+    return gain > min_delta

@@ -1,0 +1,28 @@
+"""The full weights of a model by name, and the one hash that says whether two models are the same."""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+def named_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name; a tensor with several names (tied weights) once, by its first."""
+    seen: set[int] = set()
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            weights[name] = tensor.detach()
+    return weights
+
+
+def weights_sha256(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over name, type, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

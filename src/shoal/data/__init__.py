@@ -1,0 +1,1 @@
+"""Where batches come from: sources in the public formats, the order of samples, and the loader."""

@@ -1,0 +1,166 @@
+"""From the order of samples to batches: read in line, or ahead by worker processes; started at any step at no cost."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.errors import UserError
+from shoal.core.rng import derive_seed, isolated_rng
+from shoal.data.dataset import BatchDataset
+from shoal.data.order import Order, worker_slices
+
+
+class _Request(NamedTuple):
+    """One micro-batch to read."""
+
+    epoch: int
+    indices: np.ndarray
+
+
+def read_batch(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
+    """One micro-batch: in one go where the dataset can, else item by item.
+
+    Items are read under a seed of their own, (seed, epoch, sample), so that random transforms in a user's dataset give
+    the same sample whoever reads it and after any resume.
+    """
+    if isinstance(dataset, BatchDataset):
+        return dataset.batch(indices, epoch)
+    items = []
+    for index in indices.tolist():
+        with isolated_rng(derive_seed(seed, epoch, index)):
+            items.append(dataset[index])
+    collate = getattr(dataset, "collate", default_collate)
+    return collate(items)
+
+
+def train_batches(
+    dataset: Any,
+    order: Order,
+    start_step: int,
+    num_steps: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    micro_batch: int,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[StepBatch]:
+    """This worker's share of steps `start_step` to `num_steps`; nothing before `start_step` is read."""
+    requests = _requests(order, start_step, num_steps, rank=rank, world_size=world_size, micro_batch=micro_batch)
+    batches = _read(dataset, requests, order.seed, workers, pin_memory)
+    for step in range(start_step, num_steps):
+        first, last = order.bounds(step)
+        slices = worker_slices(first, last, rank, world_size, micro_batch)
+        microbatches = [MicroBatch(next(batches), end - start) for start, end in slices]
+        yield StepBatch(microbatches, last - first)
+
+
+def evaluation_batches(
+    dataset: Any,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    batch: int,
+    seed: int = 0,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[MicroBatch]:
+    """This worker's share of a dataset in its own order, every sample exactly once over all workers."""
+    order = Order(len(dataset), max(len(dataset), 1), seed, shuffle=False)
+    slices = [(a, b) for a, b in worker_slices(0, len(dataset), rank, world_size, batch) if b > a]
+    requests = (_Request(0, np.arange(start, end)) for start, end in slices)
+    reader = _read(dataset, requests, order.seed, workers, pin_memory)
+    for start, end in slices:
+        yield MicroBatch(next(reader), end - start)
+
+
+def _requests(
+    order: Order, start_step: int, num_steps: int, *, rank: int, world_size: int, micro_batch: int
+) -> Iterator[_Request]:
+    epoch, permutation = -1, np.empty(0, dtype=np.int64)
+    for step in range(start_step, num_steps):
+        if order.epoch_of(step) != epoch:
+            epoch = order.epoch_of(step)
+            permutation = order.permutation(epoch)
+        for start, end in worker_slices(*order.bounds(step), rank, world_size, micro_batch):
+            yield _Request(epoch, permutation[start:end])
+
+
+def _read(dataset: Any, requests: Iterator[_Request], seed: int, workers: int, pin_memory: bool) -> Iterator[Any]:
+    if workers:
+        loader = DataLoader(
+            _RequestReader(dataset, seed),
+            sampler=_RequestSampler(requests),
+            batch_size=None,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            pin_memory=pin_memory,
+            worker_init_fn=_prepare_worker,
+            # A generator of its own: DataLoader would otherwise draw from the one that dropout draws from.
+            generator=torch.Generator().manual_seed(0),
+        )
+        for batch in loader:
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch
+        return
+    for request in requests:
+        batch = read_batch(dataset, request.epoch, request.indices, seed)
+        yield _pin(batch) if pin_memory else batch
+
+
+class _RequestReader(Dataset[Any]):
+    """Runs in a loader worker: answers a request with a batch."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, request: _Request) -> Any:
+        try:
+            return read_batch(self.dataset, request.epoch, request.indices, self.seed)
+        except UserError as error:
+            return error  # as a value: DataLoader would bury the message in a traceback
+
+
+class _RequestSampler(Sampler[_Request]):
+    """Hands DataLoader the requests in order."""
+
+    def __init__(self, requests: Iterator[_Request]) -> None:
+        self.requests = requests
+
+    def __iter__(self) -> Iterator[_Request]:
+        return self.requests
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _prepare_worker(worker_id: int) -> None:
+    """A Ctrl-C or SIGTERM to the whole process group is the trainer's to handle: it still needs the batches in flight.
+
+    The second SIGTERM ends the worker, so that one that hangs can still be ended.
+    """
+    received = 0
+
+    def on_terminate(signum: int, frame: Any) -> None:
+        nonlocal received
+        received += 1
+        if received > 1:
+            os._exit(128 + signum)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, on_terminate)
+
+
+def _pin(data: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(data)  # type: ignore[no-untyped-call]

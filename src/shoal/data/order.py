@@ -1,0 +1,55 @@
+"""Which samples a step consumes: a pure function of seed, step and sizes, so that any step can be resumed at once.
+
+Epoch `e` is a permutation of all samples that depends on (seed, e) alone. Step `j` of an epoch takes positions
+[j*G, (j+1)*G) of it, G being the global batch; the last step of an epoch takes what is left, so that every sample comes
+exactly once an epoch. (Gradients are scaled by the samples really in the step, so a short last step is not distorted.)
+Workers take contiguous parts of a step whose sizes differ by at most one, each cut into micro-batches.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of samples of one run."""
+
+    num_samples: int
+    global_batch: int
+    seed: int
+    shuffle: bool = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps it takes to go over all samples once; the last may be short."""
+        return -(-self.num_samples // self.global_batch)
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that step `step` belongs to, counted from 0."""
+        return step // self.steps_per_epoch
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """The positions [first, last) within its epoch that step `step` consumes."""
+        first = step % self.steps_per_epoch * self.global_batch
+        return first, min(first + self.global_batch, self.num_samples)
+
+    def permutation(self, epoch: int) -> np.ndarray:
+        """The order of samples in an epoch. NumPy keeps this generator's stream fixed over its versions (NEP 19)."""
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        generator = np.random.RandomState([self.seed & 0xFFFFFFFF, self.seed >> 32, epoch])
+        return generator.permutation(self.num_samples)
+
+
+def worker_slices(first: int, last: int, rank: int, world_size: int, micro_batch: int) -> list[tuple[int, int]]:
+    """A worker's micro-batches of the positions [first, last).
+
+    Every worker gets the same number of them, because collectives need it; in a short last step some may be empty.
+    """
+    count = last - first
+    start = first + count * rank // world_size
+    end = first + count * (rank + 1) // world_size
+    largest_share = -(-count // world_size)
+    num_micro = -(-largest_share // micro_batch)
+    return [(min(start + i * micro_batch, end), min(start + (i + 1) * micro_batch, end)) for i in range(num_micro)]

@@ -1,0 +1,1 @@
+"""Who runs the worker: in this process, and later torchrun and Ray."""

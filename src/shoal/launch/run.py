@@ -1,0 +1,100 @@
+"""Starting a run: where it goes, what it goes on from, and who carries it out."""
+
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import UserError
+from shoal.observe.records import Observer
+from shoal.observe.runs import differing_fields, find_run, read_run
+from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe
+from shoal.recipe.merge import merge, overlay_of, parse_overrides
+from shoal.recipe.yaml_tree import read_yaml
+
+_FIXED = ("task", "model", "train.global_batch", "train.seed")
+_FREE_DATA = ("data.dir", "data.workers", "data.download")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can start."""
+
+    loaded: LoadedRecipe
+    run_dir: Path
+    resume: bool = False
+    finished: Mapping[str, Any] | None = None
+    """The summary, where the run to resume has nothing left to do."""
+
+
+def prepare(
+    sources: Sequence[str | Path | Mapping[str, Any]] = (),
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+) -> Prepared:
+    """Read and check everything that can be checked before torch is loaded. Writes nothing."""
+    if resume is not None:
+        if sources:
+            raise UserError("--resume: takes the recipe of the run it resumes; leave out the recipe")
+        if run_dir is not None:
+            raise UserError("--run-dir: the run goes on in its own folder; leave this out with --resume")
+        return _prepare_resume(str(resume), overrides)
+    loaded = load_recipe(sources, overrides)
+    target = Path(run_dir).expanduser() if run_dir is not None else new_run_dir(loaded.recipe.name)
+    if target.is_file():
+        raise UserError(f"--run-dir: {target} is a file")
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(f"--run-dir: {target} is not empty; choose another, or go on there with --resume {target}")
+    return Prepared(loaded, target)
+
+
+def new_run_dir(name: str, root: Path = Path("runs")) -> Path:
+    """`runs/NAME-DATE-ID`"""
+    return root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _prepare_resume(name: str, overrides: Iterable[str] | Mapping[str, Any]) -> Prepared:
+    folder = find_run(name)
+    tree, origins = read_yaml(folder / "recipe.yaml")
+    by_path = (
+        {tuple(key.split(".")): value for key, value in overrides.items()}
+        if isinstance(overrides, Mapping)
+        else parse_overrides(overrides)
+    )
+    changed = merge(tree, overlay_of(by_path))
+    for dotted in differing_fields([tree, changed]):
+        fixed = dotted.startswith("data.") and dotted not in _FREE_DATA
+        if fixed or any(dotted == name or dotted.startswith(name + ".") for name in _FIXED):
+            raise UserError(f"{dotted}: cannot change when a run is resumed; start a new run for that")
+    loaded = check_tree(changed, origins | dict.fromkeys(by_path, "override"))
+    run = read_run(folder)
+    same = not differing_fields([tree, changed])
+    return Prepared(loaded, folder, resume=True, finished=run.summary if run.status == "done" and same else None)
+
+
+def resume_command(run_dir: Path | str) -> str:
+    """What to type to go on."""
+    return f"shoal train --resume {shlex.quote(str(run_dir))}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to carry out a prepared run."""
+
+    console: Observer
+    stop: Callable[[], str | None] = lambda: None
+    started: float = field(default_factory=time.time)
+
+
+def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
+    """Carry out a run in this process and return its summary."""
+    if prepared.finished is not None:
+        return dict(prepared.finished)
+    from shoal.launch.local import run_here
+
+    return run_here(prepared, how)

@@ -1,0 +1,1 @@
+"""What is seen of a run: step timing, verdict, goodput, the sinks that write and show it, and reading runs back."""

@@ -1,0 +1,58 @@
+"""The values that a loop hands over to be seen."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Report:
+    """A line of metrics.jsonl."""
+
+    step: int
+    epoch: float
+    """Passes over the data, with the fraction of the present one."""
+    metrics: dict[str, float]
+    seconds: dict[str, float]
+    """Seconds by phase since the last report."""
+
+    def to_record(self) -> dict[str, Any]:
+        """As it is written."""
+        return {"step": self.step, "epoch": round(self.epoch, 6), "metrics": self.metrics, "seconds": self.seconds}
+
+
+class Observer(Protocol):
+    """Something that sees a run: its folder, a terminal."""
+
+    def report(self, report: Report) -> None:
+        """New metrics."""
+        ...
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """Something happened: start, save, failure."""
+        ...
+
+    def tick(self, step: int) -> None:
+        """A step is done; called after every one, so it must cost next to nothing."""
+        ...
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
+
+    def report(self, report: Report) -> None:
+        """To each."""
+        for observer in self.observers:
+            observer.report(report)
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """To each."""
+        for observer in self.observers:
+            observer.event(name, fields)
+
+    def tick(self, step: int) -> None:
+        """To each."""
+        for observer in self.observers:
+            observer.tick(step)

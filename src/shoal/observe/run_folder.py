@@ -1,0 +1,84 @@
+"""A run's folder: what is written there, and reading it back."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from filelock import FileLock, Timeout
+
+from shoal.core.errors import UserError
+from shoal.core.storage import read_json_lines, to_json_line, write_atomically
+from shoal.observe.records import Report
+
+
+class RunFolder:
+    """Writes metrics.jsonl, events.jsonl, recipe.yaml and summary.json; one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / ".lock")
+        self._metrics: TextIO | None = None
+        self._events: TextIO | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    def open(self, resumed_step: int | None) -> None:
+        """Make the folder, or take over the one of a run that goes on from `resumed_step`."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(f"--resume: {self.path} is being trained by another process; stop that one first") from None
+        except OSError as error:
+            raise UserError(f"--run-dir: {self.path} cannot be written: {error.strerror or error}") from error
+        if resumed_step is not None:
+            self._forget_after(resumed_step)
+        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._events = (self.path / "events.jsonl").open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Let go of files and lock."""
+        for file in (self._metrics, self._events):
+            if file is not None:
+                file.close()
+        self._lock.release()
+
+    def _forget_after(self, step: int) -> None:
+        """Drop metrics of steps that will be trained again, and a line that a crash cut short."""
+        path = self.path / "metrics.jsonl"
+        kept = [record for record in read_json_lines(path) if record.get("step", 0) <= step]
+        write_atomically(path, "".join(to_json_line(record) + "\n" for record in kept))
+        events = self.path / "events.jsonl"
+        if events.exists() and not events.read_bytes().endswith(b"\n"):
+            with events.open("a", encoding="utf-8") as file:
+                file.write("\n")
+
+    def report(self, report: Report) -> None:
+        """A line in metrics.jsonl."""
+        assert self._metrics is not None
+        self._metrics.write(to_json_line(report.to_record()) + "\n")
+        self._metrics.flush()
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """A line in events.jsonl."""
+        assert self._events is not None
+        self._events.write(to_json_line({"time": time.time(), "event": name, **fields}) + "\n")
+        self._events.flush()
+
+    def tick(self, step: int) -> None:
+        """Nothing is written for a step alone."""
+
+    def write_recipe(self, text: str) -> None:
+        """recipe.yaml, fully resolved."""
+        write_atomically(self.path / "recipe.yaml", text)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """summary.json."""
+        write_atomically(
+            self.path / "summary.json", json.dumps(json.loads(to_json_line(dict(summary))), indent=1) + "\n"
+        )

@@ -1,0 +1,150 @@
+"""Runs as they lie in their folders: finding, listing, reading."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shoal.core.errors import UserError
+from shoal.core.section import nearest
+from shoal.core.storage import read_json_lines
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder says."""
+
+    path: Path
+    status: str
+    """done, failed, interrupted, running, or stopped: no word of an end and nobody at work."""
+    step: int
+    metrics: dict[str, float]
+    summary: dict[str, Any]
+    recipe: dict[str, Any]
+    started: float
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+
+def find_run(name: str, root: Path = Path("runs")) -> Path:
+    """The folder of a run given by path or by name under `root`; a unique beginning of the name is enough."""
+    for path in (Path(name).expanduser(), root / name):
+        if (path / "recipe.yaml").is_file():
+            return path
+    names = run_names(root)
+    matches = [candidate for candidate in names if candidate.startswith(name)]
+    if len(matches) == 1:
+        return root / matches[0]
+    if len(matches) > 1:
+        raise UserError(f"run {name!r}: {len(matches)} runs begin so: {', '.join(sorted(matches)[:5])}")
+    if Path(name).is_dir():
+        raise UserError(f"run {name!r}: this folder holds no recipe.yaml, so it is not a run")
+    guess = nearest(name, names)
+    where = f"no runs in {root.resolve()}" if not names else f"see shoal runs list for the {len(names)} in {root}"
+    raise UserError(f"run {name!r}: not found; " + (f"did you mean {guess}?" if guess else where))
+
+
+def run_names(root: Path = Path("runs")) -> list[str]:
+    """Names of the runs under `root`."""
+    return [path.parent.name for path in root.glob("*/recipe.yaml")] if root.is_dir() else []
+
+
+def list_runs(root: Path = Path("runs")) -> list[Run]:
+    """The runs under `root`, oldest first."""
+    return sorted((read_run(root / name) for name in run_names(root)), key=lambda run: run.started)
+
+
+def read_run(path: Path) -> Run:
+    """What a run's folder says; files that a crash cut short are read as far as they go."""
+    summary = _read_json(path / "summary.json")
+    events = read_events(path)
+    metrics: dict[str, float] = {}
+    reported_step = 0
+    for record in read_metrics(path):
+        metrics |= record.get("metrics", {})
+        reported_step = record.get("step", reported_step)
+    started = next((event["time"] for event in events if "time" in event), path.stat().st_mtime)
+    ended = {"done", "failed", "interrupted"}
+    last_event = next((e["event"] for e in reversed(events) if e.get("event") in ended | {"start"}), "start")
+    if last_event in ended:
+        status = str(summary.get("status", last_event))
+    else:
+        status = "running" if is_locked(path) else "stopped"
+    try:
+        recipe = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        recipe = {}
+    step = summary.get("step", 0) if last_event in ended else reported_step
+    return Run(path, status, int(step), summary.get("metrics") or metrics, summary, recipe, started)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is training in this folder now."""
+    import fcntl
+
+    try:
+        with (path / ".lock").open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return list(read_json_lines(path / "metrics.jsonl"))
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The lines of events.jsonl."""
+    return list(read_json_lines(path / "events.jsonl"))
+
+
+def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """name -> [(step, value)] over the run."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in read_metrics(path):
+        for name, value in record.get("metrics", {}).items():
+            if isinstance(value, int | float):
+                found.setdefault(name, []).append((int(record["step"]), float(value)))
+    return found
+
+
+def differing_fields(recipes: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """dotted field -> its value in each recipe, for the fields that are not the same in all."""
+    flat = [dict(_flatten(recipe)) for recipe in recipes]
+    names = sorted({name for fields in flat for name in fields})
+    rows = {name: [fields.get(name) for fields in flat] for name in names}
+    return {name: values for name, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        rows += _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [(f"{prefix}{key}", value)]
+    return rows
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def age(seconds_since_epoch: float) -> str:
+    """`3 min ago` and the like."""
+    seconds = max(0.0, time.time() - seconds_since_epoch)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{int(seconds)} s ago"

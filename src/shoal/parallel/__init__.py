@@ -1,0 +1,1 @@
+"""How one step runs on many devices: one file per strategy, each building a `TrainUnit`."""

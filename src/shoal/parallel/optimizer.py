@@ -1,0 +1,59 @@
+"""The optimizer of a recipe, and its state by parameter name."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.parallel.section import OptimSection
+
+
+def build_optimizer(model: nn.Module, section: OptimSection) -> torch.optim.Optimizer:
+    """The optimizer over the parameters that train; norms and biases without decay unless asked for."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if section.weight_decay and not section.decay_norms_and_biases:
+        decayed = [parameter for parameter in trained if parameter.ndim >= 2]
+        plain = [parameter for parameter in trained if parameter.ndim < 2]
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+    else:
+        groups = [{"params": trained}]
+    options: dict[str, Any] = {"lr": section.lr, "weight_decay": section.weight_decay, "fused": _can_fuse(trained)}
+    if section.name == "sgd":
+        return torch.optim.SGD(groups, momentum=section.momentum or 0.0, nesterov=section.nesterov, **options)
+    options["betas"] = tuple(section.betas or (0.9, 0.999))
+    options["eps"] = section.eps or 1e-8
+    kind = torch.optim.AdamW if section.name == "adamw" else torch.optim.Adam
+    return kind(groups, **options)
+
+
+def _can_fuse(parameters: list[nn.Parameter]) -> bool:
+    return all(parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> dict[str, torch.Tensor]:
+    """`NAME.exp_avg` and the like for every parameter that has state."""
+    tensors: dict[str, torch.Tensor] = {}
+    for parameter, values in optimizer.state.items():
+        assert isinstance(parameter, nn.Parameter)
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{names[parameter]}.{key}"] = value
+    return tensors
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Put back what `optimizer_tensors` took; torch decides device and type of each value."""
+    numbers = {
+        parameter: number
+        for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
+    }
+    by_name = {names[parameter]: number for parameter, number in numbers.items()}
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        name, _, key = full_name.rpartition(".")
+        # Cloned: torch keeps the very tensor where device and type already fit, and steps would write into the file's.
+        state.setdefault(by_name[name], {})[key] = tensor.clone()
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,124 @@
+"""What no single field can tell: combinations of fields that cannot work. Pure; returns all that is wrong."""
+
+from collections.abc import Iterator
+
+from shoal.data.section import CsvText
+from shoal.recipe.schema import Recipe
+from shoal.tasks.section import METRICS, CustomTask
+
+_DATA_FOR = {
+    "image_classification": ("digits", "mnist", "fashion_mnist", "cifar10", "image_folder", "synthetic"),
+    "text_classification": ("agnews", "csv_text"),
+    "language_modelling": ("shakespeare", "text", "tokens"),
+}
+_MODELS_FOR = {
+    "image_classification": ("mlp", "simple_cnn", "resnet18", "resnet34", "resnet50", "resnet101", "vit"),
+    "text_classification": ("lstm", "bilstm"),
+    "language_modelling": ("gpt",),
+}
+
+
+def problems(recipe: Recipe) -> list[tuple[tuple[str, ...], str]]:
+    """(path, message) for every combination that cannot work."""
+    return [
+        *_task_problems(recipe),
+        *_length_problems(recipe),
+        *_optim_problems(recipe),
+        *_data_problems(recipe),
+        *_metric_problems(recipe),
+        *_cluster_problems(recipe),
+    ]
+
+
+Found = Iterator[tuple[tuple[str, ...], str]]
+
+
+def _task_problems(recipe: Recipe) -> Found:
+    if isinstance(recipe.task, CustomTask):
+        return
+    task = recipe.task.name
+    for key, allowed in (("data", _DATA_FOR[task]), ("model", _MODELS_FOR[task])):
+        section = getattr(recipe, key)
+        if section is None:
+            yield (key,), f"is required by task {task}, for example {key}: {{name: {allowed[0]}}}"
+        elif ":" not in section.name and section.name not in allowed:
+            yield (key, "name"), f"{section.name!r} does not go with task {task}; allowed: {', '.join(allowed)}"
+
+
+def _length_problems(recipe: Recipe) -> Found:
+    train, workers = recipe.train, recipe.cluster.workers
+    if (train.epochs is None) == (train.steps is None):
+        given = "both are given" if train.epochs else "neither is given"
+        yield ("train",), f"give exactly one of train.epochs and train.steps ({given})"
+    if train.global_batch % workers:
+        yield (
+            ("train", "global_batch"),
+            f"{train.global_batch} is not divisible by cluster.workers {workers}; "
+            f"nearest that is: {_nearest_multiple(train.global_batch, workers)}",
+        )
+    elif train.micro_batch and (train.global_batch // workers) % train.micro_batch:
+        share = train.global_batch // workers
+        divisors = [size for size in range(1, share + 1) if share % size == 0]
+        best = min(divisors, key=lambda size: abs(size - (train.micro_batch or 1)))
+        yield (
+            ("train", "micro_batch"),
+            f"{train.micro_batch} does not divide the {share} samples of a worker "
+            f"(train.global_batch {train.global_batch} / cluster.workers {workers}); nearest that does: {best}",
+        )
+
+
+def _nearest_multiple(value: int, factor: int) -> int:
+    return max(factor, round(value / factor) * factor)
+
+
+def _optim_problems(recipe: Recipe) -> Found:
+    optim = recipe.optim
+    if optim.name == "sgd":
+        for field in ("betas", "eps"):
+            if getattr(optim, field) is not None:
+                yield ("optim", field), "is for adam and adamw, but optim.name is sgd; remove it"
+    elif optim.momentum is not None:
+        yield ("optim", "momentum"), f"is for sgd, but optim.name is {optim.name}; use optim.betas or remove it"
+    if optim.nesterov and not optim.momentum:
+        yield ("optim", "nesterov"), "needs optim.name sgd and a momentum above 0"
+    if optim.schedule == "step" and optim.step_every is None:
+        yield ("optim", "step_every"), "is required by optim.schedule step: steps between two drops"
+    if optim.schedule != "step" and optim.step_every is not None:
+        yield ("optim", "step_every"), f"is for optim.schedule step, but it is {optim.schedule}; remove it"
+    if optim.scale_lr != "none" and optim.reference_batch is None:
+        yield ("optim", "reference_batch"), f"is required by optim.scale_lr {optim.scale_lr}: the batch that lr is for"
+
+
+def _data_problems(recipe: Recipe) -> Found:
+    data = recipe.data
+    if isinstance(data, CsvText):
+        if data.val_file is None and data.val_samples is None:
+            yield ("data", "val_samples"), "is required when data.val_file is null: rows to keep for validation"
+        if data.val_file is not None and data.val_samples is not None:
+            yield ("data", "val_samples"), f"splits data.train_file, but data.val_file is {data.val_file!r}; drop one"
+
+
+def _metric_problems(recipe: Recipe) -> Found:
+    known = METRICS.get(recipe.task.name)
+    checkpoint, early_stop = recipe.checkpoint, recipe.early_stop
+    if checkpoint.keep_best and checkpoint.metric is None:
+        yield ("checkpoint", "metric"), f"is required by checkpoint.keep_best {checkpoint.keep_best}"
+    watched = [
+        (("checkpoint", "metric"), checkpoint.metric),
+        (("early_stop", "metric"), early_stop and early_stop.metric),
+    ]
+    for path, metric in watched:
+        if metric is not None and known is not None and metric not in known:
+            yield path, f"{metric!r} is not reported by task {recipe.task.name}; allowed: {', '.join(known)}"
+
+
+def _cluster_problems(recipe: Recipe) -> Found:
+    cluster = recipe.cluster
+    if cluster.workers > 1:
+        yield ("cluster", "workers"), f"{cluster.workers} workers are not possible with parallel.strategy single; set 1"
+    if cluster.gpus_per_worker == 0:
+        for field in ("gpu_memory_fraction", "gpu_allocator"):
+            if getattr(cluster, field) is not None:
+                yield ("cluster", field), "needs a GPU, but cluster.gpus_per_worker is 0; remove one of them"
+        if recipe.train.precision == "tf32":
+            yield ("train", "precision"), "tf32 needs an NVIDIA GPU, but cluster.gpus_per_worker is 0; use fp32 or bf16"

@@ -1,0 +1,111 @@
+"""From files, overrides and the environment to a checked recipe."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from shoal.core.errors import UserError
+from shoal.core.section import one_of
+from shoal.recipe.checks import problems
+from shoal.recipe.merge import merge, overlay_of, parse_overrides
+from shoal.recipe.messages import describe
+from shoal.recipe.references import environment, resolve_references, restore_references
+from shoal.recipe.schema import Recipe
+from shoal.recipe.yaml_tree import Path, Tree, read_yaml
+
+DEFAULT_RECIPE = "digits"
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe and the `${env:NAME}` references that stand where its values came from the environment."""
+
+    recipe: Recipe
+    references: Mapping[Path, str] = field(default_factory=dict)
+
+    def tree(self) -> Tree:
+        """Fully resolved but for the references: what may be written down."""
+        return restore_references(self.recipe.model_dump(mode="json"), self.references)
+
+    def to_yaml(self) -> str:
+        """The tree as YAML."""
+        return yaml.safe_dump(self.tree(), sort_keys=False, allow_unicode=True)
+
+
+def shipped_recipes() -> dict[str, str]:
+    """name -> first comment line, of the recipes that come with Shoal."""
+    folder = resources.files("shoal.recipe") / "shipped"
+    names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return {name: _first_comment((folder / f"{name}.yaml").read_text(encoding="utf-8")) for name in names}
+
+
+def _first_comment(text: str) -> str:
+    return text.splitlines()[0].removeprefix("#").strip()
+
+
+def load_recipe(
+    sources: Sequence[str | FilePath | Mapping[str, Any]] = (),
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+) -> LoadedRecipe:
+    """Read each source (a shipped name, a file, a mapping), lay them over one another, then the overrides, and check.
+
+    Raises `UserError` with one line for each thing that is wrong.
+    """
+    tree: Tree = {}
+    origins: dict[Path, str] = {}
+    for source in sources or (DEFAULT_RECIPE,):
+        layer, lines = _read(source)
+        tree = merge(tree, layer)
+        origins |= lines
+    by_path = (
+        {tuple(key.split(".")): value for key, value in overrides.items()}
+        if isinstance(overrides, Mapping)
+        else parse_overrides(overrides)
+    )
+    tree = merge(tree, overlay_of(by_path))
+    origins |= dict.fromkeys(by_path, "override")
+    return check_tree(tree, origins)
+
+
+def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedRecipe:
+    """The recipe that a tree describes, or a `UserError` that says all that is wrong with it."""
+    values, references = resolve_references(tree, environment())
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        raise UserError(describe(error, references, origins or {})) from None
+    except RecursionError:
+        raise UserError("recipe: refers to itself; write it out") from None
+    if found := problems(recipe):
+        raise UserError("\n".join(f"{'.'.join(path)}: {message}" for path, message in found))
+    return LoadedRecipe(recipe, references)
+
+
+def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, str]]:
+    if isinstance(source, Mapping):
+        return dict(source), {}
+    file = FilePath(source).expanduser()
+    if file.is_file():
+        tree, lines = read_yaml(file)
+        name = file.stem
+    elif str(source) in shipped_recipes():
+        with resources.as_file(resources.files("shoal.recipe") / "shipped" / f"{source}.yaml") as shipped:
+            tree, lines = read_yaml(shipped)
+        name = str(source)
+    elif file.is_dir():
+        raise UserError(
+            f"recipe {str(source)!r}: is a folder; give a .yaml file or one of {', '.join(shipped_recipes())}"
+        )
+    elif "/" in str(source) or file.suffix in (".yaml", ".yml"):
+        raise UserError(f"recipe {str(source)!r}: no such file")
+    else:
+        raise UserError(
+            f"recipe {str(source)!r}: neither a file here nor a recipe that ships with Shoal; "
+            f"{one_of(str(source), shipped_recipes())}"
+        )
+    return {"name": name.replace(" ", "-")} | tree, lines

@@ -1,0 +1,86 @@
+"""Laying recipes over one another, and `key=value` over all of them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shoal.core.errors import UserError
+from shoal.recipe.schema import NAMED_SECTIONS
+from shoal.recipe.yaml_tree import Path, Tree, parse_value
+
+_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+
+
+def is_override(argument: str) -> bool:
+    """Whether a command-line word is `key=value` rather than a recipe."""
+    key, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in key and not key.endswith((".yaml", ".yml"))
+
+
+def parse_overrides(arguments: Iterable[str]) -> dict[Path, Any]:
+    """`optim.lr=3e-4` and the like, by path; a later one wins."""
+    overrides: dict[Path, Any] = {}
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        if not _KEY.fullmatch(key):
+            raise UserError(f"{argument!r}: an override looks like section.field=value, for example optim.lr=3e-4")
+        overrides[tuple(key.split("."))] = parse_value(text, key)
+    return overrides
+
+
+def overlay_of(overrides: Mapping[Path, Any]) -> Tree:
+    """The overrides as one tree, so that they merge together, in whatever order they were given."""
+    tree: Tree = {}
+    for path, value in sorted(overrides.items(), key=lambda item: len(item[0])):
+        here: Tree = tree
+        for depth, part in enumerate(path[:-1]):
+            below = here.setdefault(part, {})
+            if isinstance(below, str) and depth == 0 and part in NAMED_SECTIONS:
+                below = here[part] = {"name": below}
+            if not isinstance(below, dict):
+                raise UserError(f"{'.'.join(path)}: cannot be set inside {'.'.join(path[: depth + 1])}={below!r}")
+            here = below
+        here[path[-1]] = value
+    return tree
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """`over` laid on `base`: sections merge field by field, all else is replaced.
+
+    A task, model or data section with another `name` replaces the one below it whole, because its fields differ.
+    """
+    base, over = _name_sections(base), _name_sections(over)
+    merged = dict(base)
+    for key, value in over.items():
+        below = base.get(key)
+        if not isinstance(value, dict) or not isinstance(below, dict) or _is_another(key, below, value):
+            merged[key] = value
+        else:
+            merged[key] = _merge_section(_without_replaced_length(below, value) if key == "train" else below, value)
+    return merged
+
+
+def _is_another(key: str, base: Tree, over: Tree) -> bool:
+    return key in NAMED_SECTIONS and over.get("name", base.get("name")) != base.get("name")
+
+
+def _without_replaced_length(base: Tree, over: Tree) -> Tree:
+    """`train.steps` laid over `train.epochs` replaces it, and the other way round: they say the same thing."""
+    for given, other in (("steps", "epochs"), ("epochs", "steps")):
+        if over.get(given) is not None and other not in over:
+            base = {key: value for key, value in base.items() if key != other}
+    return base
+
+
+def _name_sections(tree: Tree) -> Tree:
+    named = {key: {"name": tree[key]} for key in NAMED_SECTIONS if isinstance(tree.get(key), str)}
+    return tree | named
+
+
+def _merge_section(base: Tree, over: Tree) -> Tree:
+    both = base | over
+    for key, value in over.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            both[key] = _merge_section(below, value)
+    return both

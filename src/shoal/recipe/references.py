@@ -1,0 +1,69 @@
+"""`${env:NAME}`: values that come from the environment or a .env file and never stand in a recipe."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from dotenv import dotenv_values
+
+from shoal.core.errors import UserError
+from shoal.recipe.yaml_tree import Path, Tree, parse_value
+
+_REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def environment(folder: FilePath | None = None) -> dict[str, str]:
+    """The process environment over the .env file of `folder` (the working directory)."""
+    file = (folder or FilePath.cwd()) / ".env"
+    values = dotenv_values(file, interpolate=False) if file.is_file() else {}
+    return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
+
+
+def resolve_references(tree: Tree, values: Mapping[str, str]) -> tuple[Tree, dict[Path, str]]:
+    """The tree with every reference replaced, and what stood at each replaced path."""
+    references: dict[Path, str] = {}
+    return _resolve(tree, (), values, references), references
+
+
+def _resolve(value: Any, path: Path, values: Mapping[str, str], references: dict[Path, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _resolve(item, (*path, str(key)), values, references) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolve(item, (*path, str(number)), values, references) for number, item in enumerate(value)]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    field = ".".join(path)
+    for match in re.finditer(r"\$\{([^}]*)\}?", value):
+        if not match.group(1).startswith("env:") or not match.group(0).endswith("}"):
+            raise UserError(f"{field}: {match.group(0)!r} is not a reference; write ${{env:NAME}}")
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{field}: {match.group(0)!r} does not name an environment variable; write ${{env:NAME}}")
+        if name not in values:
+            raise UserError(f"{field}: environment variable {name} is not set; export it or put {name}=... in .env")
+        return values[name]
+
+    references[path] = value
+    text = _REFERENCE.sub(replace, value)
+    # A value that is one reference alone is read as YAML would read it, so that numbers stay numbers.
+    return parse_value(text, field) if _REFERENCE.fullmatch(value) else text
+
+
+def restore_references(tree: Tree, references: Mapping[Path, str]) -> Tree:
+    """The tree with the references put back where they stood."""
+    return {key: _restore(item, (key,), references) for key, item in tree.items()}
+
+
+def _restore(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
+    if path in references:
+        return references[path]
+    if isinstance(value, dict):
+        return {key: _restore(item, (*path, str(key)), references) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restore(item, (*path, str(number)), references) for number, item in enumerate(value)]
+    return value

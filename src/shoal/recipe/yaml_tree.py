@@ -1,0 +1,84 @@
+"""Reading YAML the way people write it, with the line of every value kept for error messages."""
+
+import re
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+
+from shoal.core.errors import UserError
+
+Path = tuple[str, ...]
+"""Where in a recipe a value stands: ("optim", "lr")."""
+
+Tree = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with numbers and words as people expect them: 3e-4 is a number; yes, no, on and off are words."""
+
+
+_OWN = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OWN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
+def read_yaml(file: FilePath) -> tuple[Tree, dict[Path, str]]:
+    """The tree in a YAML file, and for each path in it `file, line N`."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {file}: cannot be read: {error}") from error
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[Path, str] = {}
+        if node is not None:
+            _note_lines(node, (), file.name, lines)
+        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise UserError(f"recipe {file}, line {line}: not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"recipe {file}: not valid YAML: {_first_line(error)}") from error
+    if tree is None:
+        raise UserError(f"recipe {file}: is empty")
+    if not isinstance(tree, dict):
+        raise UserError(f"recipe {file}: should be sections such as `train:`, but is a {type(tree).__name__}")
+    return tree, lines
+
+
+def parse_value(text: str, field: str) -> Any:
+    """A value as it would be read from a YAML file."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{field}: {text!r} is not a valid YAML value: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _note_lines(node: yaml.Node, path: Path, name: str, lines: dict[Path, str]) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        here = (*path, str(key.value))
+        if here in lines:
+            raise UserError(
+                f"{'.'.join(here)}: is given twice in {name}, the second time in line {key.start_mark.line + 1}"
+            )
+        lines[here] = f"{name}, line {key.start_mark.line + 1}"
+        _note_lines(value, here, name, lines)

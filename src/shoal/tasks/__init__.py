@@ -1,0 +1,1 @@
+"""What is learned: model, datasets, loss and metrics behind one small protocol."""

@@ -1,0 +1,62 @@
+"""From a `task:` section to the functions a step runs, for shipped tasks and for the user's own class alike."""
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from shoal.core.errors import UserError
+from shoal.core.imports import load_object
+from shoal.core.objective import Count, Measured, Objective, check_loss
+from shoal.core.section import Section
+from shoal.tasks.classification import ClassificationTask
+from shoal.tasks.language_modelling import LanguageModellingTask
+from shoal.tasks.section import Classification, CustomTask, LanguageModelling
+
+
+def build_task(section: Section) -> Any:
+    """An object with `loss(model, batch)`, and perhaps `model()`, `datasets()`, `metrics(model, batch)`."""
+    if isinstance(section, Classification):
+        return ClassificationTask(section)
+    if isinstance(section, LanguageModelling):
+        return LanguageModellingTask(section)
+    assert isinstance(section, CustomTask)
+    kind = load_object(section.name, "task.name")
+    if not callable(kind):
+        raise UserError(f"task.name: {section.name} is a {type(kind).__name__}; it should be a class")
+    try:
+        inspect.signature(kind).bind(**section.args)
+    except TypeError as error:
+        raise UserError(f"task.args: {section.name}{inspect.signature(kind)} does not take them: {error}") from None
+    task = kind(**section.args)
+    if not callable(getattr(task, "loss", None)):
+        raise UserError(f"task.name: {section.name} has no method loss(model, batch)")
+    return task
+
+
+def task_objective(task: Any) -> Objective:
+    """The functions of a task in the one form that strategies use."""
+
+    def measure(model: nn.Module, batch: Any, num_samples: int) -> Measured:
+        own = task.metrics(model, batch) if hasattr(task, "metrics") else {}
+        measured: Measured = {name: _as_sum(value, num_samples) for name, value in own.items()}
+        if "loss" not in measured:
+            loss = task.loss(model, batch)
+            check_loss(loss)
+            measured["loss"] = _as_sum(loss, num_samples)
+        return measured
+
+    return Objective(
+        loss=task.loss,
+        metrics=measure,
+        count=getattr(task, "count", None),
+        items=getattr(task, "items", "samples"),
+    )
+
+
+def _as_sum(value: Any, num_samples: int) -> tuple[Any, Count]:
+    """(sum, count) as given, or a mean over the samples turned into one."""
+    if isinstance(value, tuple):
+        total, count = value
+        return total, count
+    return value * num_samples, num_samples

@@ -1,0 +1,30 @@
+"""Classification of images or texts: cross-entropy and accuracy."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shoal.core.objective import Measured
+from shoal.tasks.section import Classification
+
+
+class ClassificationTask:
+    """A batch is (inputs, labels); the model gives one logit per class."""
+
+    def __init__(self, section: Classification) -> None:
+        self.label_smoothing = section.label_smoothing
+
+    def loss(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Mean cross-entropy over the batch."""
+        inputs, labels = batch
+        return F.cross_entropy(model(inputs), labels, label_smoothing=self.label_smoothing)
+
+    def metrics(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Measured:
+        """Plain cross-entropy and the share of right answers, from one forward pass."""
+        inputs, labels = batch
+        logits = model(inputs)
+        correct = (logits.argmax(dim=-1) == labels).sum()
+        return {
+            "loss": (F.cross_entropy(logits.float(), labels, reduction="sum"), len(labels)),
+            "accuracy": (correct, len(labels)),
+        }

@@ -1,0 +1,40 @@
+"""Going through the validation set, every sample exactly once."""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+
+from shoal.core.batch import MicroBatch
+from shoal.core.rng import isolated_rng
+from shoal.parallel.unit import TrainUnit
+
+
+def evaluate(
+    unit: TrainUnit, batches: Iterable[MicroBatch], stop: Callable[[], str | None], seed: int
+) -> dict[str, float] | None:
+    """Every metric over all of `batches`, weighted by what it counts; None when stopped in the middle."""
+    sums: dict[str, torch.Tensor] = {}
+    counts: dict[str, torch.Tensor] = {}
+    was_training = unit.model.training
+    unit.model.eval()
+    try:
+        with isolated_rng(seed):
+            for batch in batches:
+                if stop() is not None:
+                    return None
+                for name, (value, count) in unit.evaluate(batch).items():
+                    # In double: a sum over a million samples keeps its last digits.
+                    sums[name] = sums.get(name, 0.0) + torch.as_tensor(value).double()
+                    counts[name] = counts.get(name, 0.0) + torch.as_tensor(count).double()
+    finally:
+        unit.model.train(was_training)
+    return {name: float(sums[name] / counts[name]) for name in sums}
+
+
+def named_for_validation(metrics: dict[str, float], items: str) -> dict[str, float]:
+    """`loss` -> `val_loss`; where tokens are predicted, perplexity besides."""
+    named = {f"val_{name}": value for name, value in metrics.items()}
+    if items == "tokens" and "val_loss" in named:
+        named["val_perplexity"] = math.exp(min(named["val_loss"], 700.0))
+    return named

@@ -1,0 +1,171 @@
+"""THE loop. Read it top to bottom: there is nothing else that trains."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.errors import RunError
+from shoal.core.objective import Count
+from shoal.observe.clock import Clock
+from shoal.observe.records import Observer, Report
+from shoal.parallel.unit import StepLoss, TrainUnit
+from shoal.recipe.schema import Recipe
+from shoal.train.evaluate import evaluate, named_for_validation
+from shoal.train.plan import Plan
+from shoal.train.schedule import learning_rate, peak_lr
+from shoal.train.state import TrainState, note_evaluation, should_stop_early
+
+STEPPING = ("data", "forward_backward", "optimizer")
+"""The phases that a rate is measured over."""
+
+
+@dataclass
+class Training:
+    """Everything one run needs, built by the worker."""
+
+    recipe: Recipe
+    plan: Plan
+    state: TrainState
+    unit: TrainUnit
+    batches: Callable[[int], Iterator[StepBatch]]
+    """The steps from a given one on."""
+    validation: Callable[[], Iterator[MicroBatch]] | None
+    items: str
+    """What the loss counts: samples or tokens."""
+    save: Callable[[dict[str, float]], None]
+    """Write a checkpoint of the present step, with its validation metrics."""
+    saved_step: int | None
+    observer: Observer
+    stop: Callable[[], str | None]
+    """Why to stop now, or None."""
+    clock: Clock = field(default_factory=Clock)
+    items_done: int = 0
+    """Samples or tokens trained on by this process."""
+    reported_samples: int = 0
+    first_step_s: float | None = None
+    """Seconds by the clock when the first step was done."""
+
+
+class LossWindow:
+    """Loss since the last report, added up on the device; reading it waits for the device."""
+
+    def __init__(self, total: float = 0.0, count: int = 0) -> None:
+        self.total: torch.Tensor | float = total
+        self.count: Count = count
+
+    def add(self, loss: StepLoss) -> None:
+        """Add a step's."""
+        self.total = self.total + loss.sum
+        self.count = self.count + loss.count
+
+    def read(self) -> tuple[float, int]:
+        """Sum and count as plain numbers."""
+        return float(self.total), int(self.count)
+
+
+def run_loop(run: Training) -> str:
+    """Train until done; returns why it ended: `done`, `early_stop`, or what `stop` said."""
+    plan, state, unit, clock = run.plan, run.state, run.unit, run.clock
+    peak = peak_lr(run.recipe.optim, run.recipe.train.global_batch)
+    window = LossWindow(state.window_loss, state.window_count)
+    batches = run.batches(state.step)
+    run.reported_samples = state.samples
+    clock.lap("start")
+
+    while True:
+        if plan.evaluation_due(state.step) and state.evaluated_step < state.step:
+            evaluate_now(run)
+            clock.lap("evaluate")
+
+        ending = run.stop() or _finished(run)
+        if (ending or plan.save_due(state.step)) and run.saved_step != state.step:
+            state.window_loss, state.window_count = _finite(run, window)
+            run.save({name: value for name, value in state.metrics.items() if _is_fresh(run, name)})
+            run.saved_step = state.step
+            clock.lap("checkpoint")
+        if ending:
+            return ending
+
+        batch = next(batches)
+        clock.lap("data")
+        lr = learning_rate(run.recipe.optim, peak, state.step, plan.num_steps)
+        loss = unit.forward_backward(batch)
+        clock.lap("forward_backward")
+        unit.optimizer_step(lr)
+        clock.lap("optimizer")
+
+        state.step += 1
+        state.samples += batch.num_samples
+        window.add(loss)
+        run.first_step_s = run.first_step_s or clock.elapsed_s
+        run.observer.tick(state.step)
+        if plan.report_due(state.step):
+            total, count = _finite(run, window)
+            report_training(run, total / max(count, 1), count, lr)
+            window = LossWindow()
+            clock.lap("report")
+
+
+def evaluate_now(run: Training) -> None:
+    """Go through the validation set and report; an interruption leaves the evaluation for the resumed run."""
+    if run.validation is not None:
+        found = evaluate(run.unit, run.validation(), run.stop, run.recipe.train.seed)
+        if found is None:
+            return
+        metrics = named_for_validation(found, run.items)
+        _check_watched(run.recipe, metrics)
+        run.state.metrics |= metrics
+        note_evaluation(run.state, run.recipe.early_stop)
+        run.observer.report(Report(run.state.step, _epoch(run), metrics, run.clock.since_report()))
+    run.state.evaluated_step = run.state.step
+
+
+def report_training(run: Training, loss: float, count: int, lr: float) -> None:
+    """A line of training metrics: loss, learning rate, rate, and what the strategy adds."""
+    seconds = run.clock.since_report()
+    stepping_s = max(sum(seconds.get(phase, 0.0) for phase in STEPPING), 1e-9)
+    metrics = {"train_loss": loss, "lr": lr, **run.unit.report()}
+    metrics["samples_per_s"] = (run.state.samples - run.reported_samples) / stepping_s
+    if run.items != "samples":
+        metrics[f"{run.items}_per_s"] = count / stepping_s
+    run.items_done += count
+    run.reported_samples = run.state.samples
+    run.state.metrics["train_loss"] = loss
+    run.state.reported_step = run.state.step
+    run.observer.report(Report(run.state.step, _epoch(run), metrics, seconds))
+
+
+def _finished(run: Training) -> str | None:
+    if run.state.step >= run.plan.num_steps:
+        return "done"
+    return "early_stop" if should_stop_early(run.state, run.recipe.early_stop) else None
+
+
+def _finite(run: Training, window: LossWindow) -> tuple[float, int]:
+    total, count = window.read()
+    if not math.isfinite(total):
+        raise RunError(
+            f"train loss became {total} between steps {run.state.reported_step + 1} and {run.state.step}: "
+            f"lower optim.lr (now {run.recipe.optim.lr:g}), raise optim.warmup_steps or set train.clip_norm=1.0"
+            + ("; fp16 overflows easily, so try train.precision=bf16" if run.recipe.train.precision == "fp16" else "")
+        )
+    return total, count
+
+
+def _is_fresh(run: Training, name: str) -> bool:
+    return name.startswith("val_") and run.state.evaluated_step == run.state.step
+
+
+def _epoch(run: Training) -> float:
+    return run.state.step / run.plan.steps_per_epoch
+
+
+def _check_watched(recipe: Recipe, metrics: dict[str, float]) -> None:
+    watched = {"checkpoint.metric": recipe.checkpoint.metric}
+    watched["early_stop.metric"] = recipe.early_stop.metric if recipe.early_stop else None
+    for name, metric in watched.items():
+        if metric is not None and metric not in metrics:
+            raise RunError(f"{name}: {metric!r} is not reported by this task; it reports {', '.join(sorted(metrics))}")

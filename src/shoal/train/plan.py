@@ -1,0 +1,41 @@
+"""What is due when: the numbers of a run that follow from its recipe and the size of its data."""
+
+from dataclasses import dataclass
+
+from shoal.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps, in numbers."""
+
+    num_steps: int
+    steps_per_epoch: int
+    evaluate_every: int
+    save_every: int
+    report_every: int
+
+    def evaluation_due(self, step: int) -> bool:
+        """After this many steps, go through the validation set."""
+        return step == self.num_steps or (step > 0 and step % self.evaluate_every == 0)
+
+    def save_due(self, step: int) -> bool:
+        """After this many steps, save."""
+        return step == self.num_steps or (step > 0 and step % self.save_every == 0)
+
+    def report_due(self, step: int) -> bool:
+        """After this many steps, write a line of metrics; the first step too, so that a run shows signs of life."""
+        return step in (1, self.num_steps) or step % self.report_every == 0
+
+
+def make_plan(recipe: Recipe, steps_per_epoch: int) -> Plan:
+    """The plan of a run over data of `steps_per_epoch` steps."""
+    train = recipe.train
+    num_steps = train.steps if train.steps is not None else (train.epochs or 0) * steps_per_epoch
+    return Plan(
+        num_steps=num_steps,
+        steps_per_epoch=steps_per_epoch,
+        evaluate_every=recipe.evaluate.every_steps or steps_per_epoch,
+        save_every=recipe.checkpoint.every_steps or steps_per_epoch,
+        report_every=recipe.observe.every_steps,
+    )

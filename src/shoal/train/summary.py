@@ -1,0 +1,50 @@
+"""How a run went, in one object: what `--json` prints and summary.json keeps."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.core.weights import named_weights, weights_sha256
+from shoal.observe.verdict import goodput, verdict
+from shoal.train.loop import STEPPING, Training
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run came from: what the loop itself does not know."""
+
+    run_dir: Path
+    started: float
+    """When the user asked, in unix seconds."""
+    world_size: int
+    resumed_from_step: int | None
+    samples_before: int
+
+
+def summarise(run: Training, origin: Origin, status: str) -> dict[str, Any]:
+    """The summary of a run that has ended as `status`: done, interrupted or failed."""
+    clock, state = run.clock, run.state
+    before_clock_s = max(0.0, time.time() - origin.started - clock.elapsed_s)
+    seconds = clock.total_s | {"start": clock.total_s.get("start", 0.0) + before_clock_s}
+    stepping_s = sum(clock.total_s.get(phase, 0.0) for phase in STEPPING)
+    summary: dict[str, Any] = {
+        "run": origin.run_dir.name,
+        "run_dir": str(origin.run_dir),
+        "status": status,
+        "step": state.step,
+        "epoch": round(state.step / run.plan.steps_per_epoch, 4),
+        "metrics": dict(state.metrics),
+        "weights_sha256": None if status == "failed" else weights_sha256(named_weights(run.unit.model)),
+        "samples_per_s": round((state.samples - origin.samples_before) / max(stepping_s, 1e-9), 2),
+        "time_to_first_step_s": None if run.first_step_s is None else round(before_clock_s + run.first_step_s, 3),
+        "restarts": 0,
+        "resumed_from_step": origin.resumed_from_step,
+        "world_size": origin.world_size,
+        "goodput": round(goodput(seconds), 4),
+        "verdict": verdict(seconds),
+        "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+    }
+    if run.items != "samples":
+        summary[f"{run.items}_per_s"] = round(run.items_done / max(stepping_s, 1e-9), 2)
+    return summary

@@ -1,0 +1,260 @@
+"""One process of a run, from recipe to summary: the only place that builds things."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.checkpoint.retention import to_delete
+from shoal.checkpoint.store import (
+    CheckpointInfo,
+    clear_leftovers,
+    delete_checkpoint,
+    list_checkpoints,
+    save_checkpoint,
+)
+from shoal.core.errors import RunError, UserError
+from shoal.core.process import Process
+from shoal.core.rng import derive_seed, seed_all
+from shoal.core.spec import DataSpec
+from shoal.data.build import build_datasets
+from shoal.data.dataset import Datasets
+from shoal.data.loader import evaluation_batches, train_batches
+from shoal.data.order import Order
+from shoal.models.build import build_model
+from shoal.observe.records import Observer, Observers
+from shoal.observe.run_folder import RunFolder
+from shoal.parallel.build import build_unit
+from shoal.parallel.numerics import torch_settings
+from shoal.parallel.unit import StepSettings
+from shoal.recipe.load import LoadedRecipe
+from shoal.recipe.schema import Recipe
+from shoal.tasks.build import build_task, task_objective
+from shoal.train.loop import Training, run_loop
+from shoal.train.plan import make_plan
+from shoal.train.state import TrainState, restore_newest, take_snapshot
+from shoal.train.summary import Origin, summarise
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to train, where to write, and who is watching."""
+
+    loaded: LoadedRecipe
+    run_dir: Path
+    console: Observer
+    resume: bool = False
+    stop: Callable[[], str | None] = lambda: None
+    """Why to stop after the present step, or None."""
+    started: float = field(default_factory=time.time)
+    """When the user asked, in unix seconds."""
+
+
+def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
+    """Build everything, train, and return the summary. Nothing is written before all is built."""
+    recipe = request.loaded.recipe
+    settings = torch_settings(
+        precision=recipe.train.precision,
+        deterministic=recipe.train.deterministic,
+        threads=recipe.cluster.threads_per_worker,
+        device=process.device,
+        gpu_memory_fraction=recipe.cluster.gpu_memory_fraction,
+        gpu_allocator=recipe.cluster.gpu_allocator,
+    )
+    with settings:
+        try:
+            return _train(request, recipe, process)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise _out_of_memory(recipe, error) from error
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):
+                raise _out_of_memory(recipe, error) from error
+            raise
+
+
+def _out_of_memory(recipe: Recipe, error: BaseException) -> RunError:
+    detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return RunError(
+        f"out of memory ({detail}): set train.micro_batch below {recipe.micro_batch} "
+        "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
+    )
+
+
+def _train(request: RunRequest, recipe: Recipe, process: Process) -> dict[str, Any]:
+    seed = recipe.train.seed
+    seed_all(derive_seed(seed, 0))
+    task = build_task(recipe.task)
+    datasets = _datasets(task, recipe)
+    seed_all(derive_seed(seed, 1))
+    model = _model(task, recipe, datasets.spec)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    objective = task_objective(task)
+    unit = build_unit(recipe.parallel, model, objective, step_settings(recipe), process)
+    seed_all(derive_seed(seed, 2, process.rank))
+
+    order = Order(len(datasets.train), recipe.train.global_batch, seed)
+    loading: dict[str, Any] = {
+        "rank": process.rank,
+        "world_size": process.world_size,
+        "workers": recipe.data.workers if recipe.data else 0,
+        "pin_memory": process.device.type == "cuda",
+    }
+    folder = RunFolder(request.run_dir)
+    observer = Observers(folder, request.console)
+    state = TrainState()
+    resumed: CheckpointInfo | None = None
+    rejected: list[dict[str, Any]] = []
+    if request.resume:
+        state, resumed, rejected = restore_newest(folder.checkpoints, unit, process)
+    plan = make_plan(recipe, order.steps_per_epoch)
+
+    def save(metrics: dict[str, float]) -> None:
+        snapshot = take_snapshot(unit, state, process)
+        info = save_checkpoint(
+            folder.checkpoints, snapshot, step=state.step, epoch=order.epoch_of(state.step), metrics=metrics
+        )
+        for old in to_delete(list_checkpoints(folder.checkpoints), recipe.checkpoint):
+            delete_checkpoint(old)
+        observer.event("save", {"step": info.step, "path": str(info.path), "bytes": info.num_bytes})
+
+    run = Training(
+        recipe=recipe,
+        plan=plan,
+        state=state,
+        unit=unit,
+        batches=lambda step: train_batches(
+            datasets.train, order, step, plan.num_steps, micro_batch=recipe.micro_batch, **loading
+        ),
+        validation=None
+        if datasets.val is None
+        else lambda: evaluation_batches(
+            datasets.val, batch=recipe.evaluate.batch or recipe.micro_batch, seed=seed, **loading
+        ),
+        items=objective.items,
+        save=save,
+        saved_step=_saved_step(state, resumed, plan.evaluation_due),
+        observer=observer,
+        stop=request.stop,
+    )
+    facts = {
+        "run": request.run_dir.name,
+        "parameters": parameters,
+        "device": str(process.device),
+        "train_samples": len(datasets.train),
+        "num_steps": plan.num_steps,
+        "step": state.step,
+        "global_batch": recipe.train.global_batch,
+    }
+    if request.stop() is not None and resumed is None:
+        raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
+    origin = Origin(
+        run_dir=request.run_dir,
+        started=request.started,
+        world_size=process.world_size,
+        resumed_from_step=resumed.step if resumed else None,
+        samples_before=state.samples,
+    )
+    folder.open(origin.resumed_from_step)
+    try:
+        clear_leftovers(folder.checkpoints)
+        folder.write_recipe(request.loaded.to_yaml())
+        for rejection in rejected:
+            observer.event("checkpoint_rejected", rejection)
+        if resumed is not None:
+            observer.event("resume", {"step": resumed.step, "path": str(resumed.path)})
+        observer.event("start", facts)
+        observer.event("workers", {"workers": [_worker_facts(process)]})
+        return _run(run, folder, observer, origin)
+    finally:
+        folder.close()
+
+
+def _run(run: Training, folder: RunFolder, observer: Observer, origin: Origin) -> dict[str, Any]:
+    """The loop and how it ended, written down whichever way that is."""
+    try:
+        ending = run_loop(run)
+    except BaseException as error:
+        if isinstance(error, UserError):  # found in the middle of a run: a corrupt image, say
+            error = RunError(str(error)).with_traceback(error.__traceback__)
+        message = str(error) or type(error).__name__
+        observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
+        folder.write_summary(summarise(run, origin, "failed") | {"error": message})
+        raise error
+    if ending == "early_stop":
+        assert run.recipe.early_stop is not None
+        watched = run.recipe.early_stop.metric
+        observer.event("early_stop", {"step": run.state.step, "metric": watched, "best": run.state.best})
+    status = "done" if ending in ("done", "early_stop") else "interrupted"
+    summary = summarise(run, origin, status) | {"ended_by": ending}
+    folder.write_summary(summary)
+    observer.event(status, {"step": run.state.step})
+    return summary
+
+
+def _datasets(task: Any, recipe: Recipe) -> Datasets:
+    """The task's own datasets, or those of the data section."""
+    if not hasattr(task, "datasets"):
+        if recipe.data is None:
+            raise UserError(f"data: is required, because {recipe.task.name} has no method datasets()")
+        found = build_datasets(recipe.data, recipe.train.seed)
+    else:
+        parts = task.datasets()
+        if not isinstance(parts, Mapping) or "train" not in parts:
+            raise UserError(f"task.name: datasets() of {recipe.task.name} should return {{'train': ..., 'val': ...}}")
+        found = Datasets(parts["train"], parts.get("val"), DataSpec())
+    for name, part in (("train", found.train), ("val", found.val)):
+        if part is None and name == "val":
+            continue
+        if not hasattr(part, "__len__") or not (hasattr(part, "batch") or hasattr(part, "__getitem__")):
+            raise UserError(f"data: the {name} dataset ({type(part).__name__}) needs __len__ and __getitem__")
+        if len(part) == 0:
+            raise UserError(f"data: the {name} dataset is empty")
+    return found
+
+
+def _model(task: Any, recipe: Recipe, spec: DataSpec) -> nn.Module:
+    """The task's own model, or that of the model section."""
+    if not hasattr(task, "model"):
+        if recipe.model is None:
+            raise UserError(f"model: is required, because {recipe.task.name} has no method model()")
+        return build_model(recipe.model, spec)
+    model = task.model()
+    if not isinstance(model, nn.Module):
+        raise UserError(f"task.name: model() of {recipe.task.name} returned {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def step_settings(recipe: Recipe) -> StepSettings:
+    """What of a recipe a strategy must know."""
+    return StepSettings(
+        optim=recipe.optim,
+        precision=recipe.train.precision,
+        compile=recipe.train.compile,
+        clip_norm=recipe.train.clip_norm,
+        activation_checkpointing=recipe.train.activation_checkpointing,
+    )
+
+
+def _saved_step(state: TrainState, resumed: CheckpointInfo | None, evaluation_due: Callable[[int], bool]) -> int | None:
+    """The step that needs no saving again: unless it still has an evaluation to come."""
+    pending = evaluation_due(state.step) and state.evaluated_step < state.step
+    return resumed.step if resumed is not None and not pending else None
+
+
+def _worker_facts(process: Process) -> dict[str, Any]:
+    device = str(process.device)
+    name = torch.cuda.get_device_name(process.device) if process.device.type == "cuda" else "cpu"
+    return {
+        "rank": process.rank,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "device": device,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+    }
