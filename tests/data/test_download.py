@@ -58,6 +58,13 @@ def test_a_download_is_whole_and_leaves_only_the_file(server, tmp_path, caplog):
     assert "downloading" in caplog.text and "downloaded" in caplog.text and "0.5 MB" in caplog.text
 
 
+def test_progress_is_logged_on_the_way(server, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(download, "PROGRESS_EVERY_S", -1.0)
+    caplog.set_level(logging.INFO, logger="shoal.data")
+    fetch_file(public(server.url("data.bin")), tmp_path)
+    assert "0.3 MB of 0.5 MB" in caplog.text
+
+
 def test_md5_checksums_work_too(server, tmp_path):
     checksum = "md5:" + hashlib.md5(CONTENT).hexdigest()
     assert fetch_file(public(server.url("data.bin"), checksum=checksum), tmp_path).read_bytes() == CONTENT
@@ -76,6 +83,13 @@ def test_a_present_file_is_used_and_nothing_is_written(server, tmp_path):
     assert find_or_fetch(folders, ["data.bin"]).read_bytes() == b"nearer"
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_folder_that_may_not_be_looked_into(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(UserError, match=r"data.dir: cannot look into .*/closed: Permission denied"):
+        find_or_fetch(search_folders(str(tmp_path / "closed")), ["data.bin"])
+
+
 def test_home_is_expanded(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert search_folders("~/data", "mnist") == [tmp_path / "data", tmp_path / "data" / "mnist"]
@@ -92,7 +106,7 @@ def test_a_wrong_checksum_is_named_and_nothing_stays(server, tmp_path):
 
 def test_a_mismatch_is_not_hidden_by_the_next_mirror_failing(server, tmp_path):
     server.files["page.html"] = b"<html>please log in</html>"
-    with pytest.raises(UserError, match="page.html is not the file that was published: expected sha256"):
+    with pytest.raises(UserError, match=r"page.html is not the file that was published: expected sha256"):
         fetch_file(public(server.url("page.html"), server.url("missing")), tmp_path)
     assert names(tmp_path) == []
 

@@ -298,3 +298,17 @@ def test_a_package_that_is_not_installed(tmp_path, package, model):
     message = build_with_package(tmp_path, package, content, f"{package}:{model}")
     assert message.startswith(f"model.name: needs {package}")
     assert f"pip install 'shoal[{package}]'" in message
+
+
+def test_a_transformers_class_that_cannot_be_imported(tmp_path):
+    """As beside a torchvision that does not fit torch: the class fails on first use, not the package."""
+    content = """
+def __getattr__(name):
+    try:
+        raise RuntimeError("operator torchvision::nms does not exist")
+    except RuntimeError as error:
+        raise ModuleNotFoundError(f"Could not import module {name!r}") from error
+"""
+    message = build_with_package(tmp_path, "transformers", content, "transformers:GPT2LMHeadModel")
+    expected = "model.name: transformers:GPT2LMHeadModel cannot be imported here: operator torchvision::nms does not exist"
+    assert message == expected

@@ -29,22 +29,14 @@ def measure(recipe: Recipe, rounds: int, max_samples: int = 60_000) -> dict[str,
         raise UserError(f"data.name: {recipe.data.name} is read item by item, so there is nothing to compare")
     size = min(len(dataset), max_samples)
     batch = recipe.train.global_batch
+    workers = recipe.data.workers
     order = Order(size, batch, recipe.train.seed)
     ready = TensorDataset(*dataset.batch(np.arange(size), 0))
     loader = DataLoader(ready, batch_size=batch, shuffle=True, num_workers=0)
 
     def ours() -> int:
-        return sum(
-            len(step.microbatches[0].data[0])
-            for step in train_batches(
-                dataset,
-                order,
-                0,
-                order.steps_per_epoch,
-                micro_batch=batch,
-                workers=recipe.data.workers if recipe.data else 0,
-            )
-        )
+        steps = train_batches(dataset, order, 0, order.steps_per_epoch, micro_batch=batch, workers=workers)
+        return sum(step.num_samples for step in steps)
 
     def theirs() -> int:
         return sum(len(item[0]) for item in loader)

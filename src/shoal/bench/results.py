@@ -1,4 +1,4 @@
-"""Keeping what a benchmark measured: a JSON file with the machine it ran on, and a plot where matplotlib is installed."""
+"""Keeping what a benchmark measured: JSON with the machine it ran on, and a plot where matplotlib is installed."""
 
 import json
 import platform
@@ -28,9 +28,8 @@ def keep(folder: Path, name: str, result: dict[str, Any], bars: dict[str, float]
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     written = [folder / f"{stem}.json"]
-    written[0].write_text(
-        json.dumps({"benchmark": name, "machine": machine(), **result}, indent=1) + "\n", encoding="utf-8"
-    )
+    record = {"benchmark": name, "machine": machine(), **result}
+    written[0].write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -76,8 +76,8 @@ def measure(recipe: Recipe, steps: int, rounds: int, warmup: int) -> dict[str, A
         shoal_s: list[float] = []
         hand_s: list[float] = []
         for number in range(rounds):
-            pair = [(shoal_loop, shoal_s), (by_hand, hand_s)]
-            for loop, times in pair if number % 2 == 0 else reversed(pair):
+            pair: list[tuple[_ShoalLoop | _HandWrittenLoop, list[float]]] = [(shoal_loop, shoal_s), (by_hand, hand_s)]
+            for loop, times in pair if number % 2 == 0 else pair[::-1]:
                 times.append(loop.run(steps) / steps)
     ratios = [ours / theirs for ours, theirs in zip(shoal_s, hand_s, strict=True)]
     extra = [ours - theirs for ours, theirs in zip(shoal_s, hand_s, strict=True)]

@@ -27,7 +27,7 @@ def command() -> None:
 @_OUT
 @_JSON
 def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_json: bool) -> int:
-    """The loop's cost per step against a loop written by hand. Without RECIPE: a trivial model, where the cost shows."""
+    """The loop's cost per step against a loop written by hand. Without RECIPE: on a trivial model."""
     from shoal.bench.results import keep
     from shoal.bench.step import TRIVIAL, measure
 

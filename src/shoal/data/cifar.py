@@ -138,7 +138,8 @@ def _checked(images: np.ndarray, labels: np.ndarray, path: Path, can_download: b
         position = int(wrong.argmax())
         problem = f"label {labels[position]} of image {position} is not in 0..{NUM_CLASSES - 1}"
         raise broken_file(path, problem, can_download)
-    return np.ascontiguousarray(images).reshape(-1, *IMAGE_SHAPE), labels
+    # Copied: torch wants memory that it may write to.
+    return np.array(images, order="C").reshape(-1, *IMAGE_SHAPE), labels
 
 
 def _read_batches(section: Cifar10) -> list[Records]:

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
 from shoal.core.rng import derive_seed, isolated_rng
-from shoal.data.dataset import BatchDataset
 from shoal.data.order import Order, worker_slices
 
 
@@ -29,7 +29,7 @@ def read_batch(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
     Items are read under a seed of their own, (seed, epoch, sample), so that random transforms in a user's dataset give
     the same sample whoever reads it and after any resume.
     """
-    if isinstance(dataset, BatchDataset):
+    if hasattr(dataset, "batch"):
         return dataset.batch(indices, epoch)
     items = []
     for index in indices.tolist():
@@ -52,12 +52,12 @@ def train_batches(
     pin_memory: bool = False,
 ) -> Iterator[StepBatch]:
     """This worker's share of steps `start_step` to `num_steps`; nothing before `start_step` is read."""
-    requests = _requests(order, start_step, num_steps, rank=rank, world_size=world_size, micro_batch=micro_batch)
-    batches = _read(dataset, requests, order.seed, workers, pin_memory)
-    for step in range(start_step, num_steps):
-        first, last = order.bounds(step)
-        slices = worker_slices(first, last, rank, world_size, micro_batch)
-        microbatches = [MicroBatch(next(batches), end - start) for start, end in slices]
+    steps = partial(_step_requests, order, start_step, num_steps, rank, world_size, micro_batch)
+    # Worker processes run ahead of the loop, so they are fed by an iterator of their own over the same requests.
+    read = _reader(dataset, (request for step in steps() for request in step), order.seed, workers, pin_memory)
+    for number, requests in enumerate(steps(), start_step):
+        first, last = order.bounds(number)
+        microbatches = [MicroBatch(read(request), len(request.indices)) for request in requests]
         yield StepBatch(microbatches, last - first)
 
 
@@ -72,47 +72,57 @@ def evaluation_batches(
     pin_memory: bool = False,
 ) -> Iterator[MicroBatch]:
     """This worker's share of a dataset in its own order, every sample exactly once over all workers."""
-    order = Order(len(dataset), max(len(dataset), 1), seed, shuffle=False)
-    slices = [(a, b) for a, b in worker_slices(0, len(dataset), rank, world_size, batch) if b > a]
-    requests = (_Request(0, np.arange(start, end)) for start, end in slices)
-    reader = _read(dataset, requests, order.seed, workers, pin_memory)
-    for start, end in slices:
-        yield MicroBatch(next(reader), end - start)
+    slices = worker_slices(0, len(dataset), rank, world_size, batch)
+    requests = [_Request(0, np.arange(start, end)) for start, end in slices if end > start]
+    read = _reader(dataset, iter(requests), seed, workers, pin_memory)
+    for request in requests:
+        yield MicroBatch(read(request), len(request.indices))
 
 
-def _requests(
-    order: Order, start_step: int, num_steps: int, *, rank: int, world_size: int, micro_batch: int
-) -> Iterator[_Request]:
+def _step_requests(
+    order: Order, start_step: int, num_steps: int, rank: int, world_size: int, micro_batch: int
+) -> Iterator[list[_Request]]:
     epoch, permutation = -1, np.empty(0, dtype=np.int64)
     for step in range(start_step, num_steps):
         if order.epoch_of(step) != epoch:
             epoch = order.epoch_of(step)
             permutation = order.permutation(epoch)
-        for start, end in worker_slices(*order.bounds(step), rank, world_size, micro_batch):
-            yield _Request(epoch, permutation[start:end])
+        slices = worker_slices(*order.bounds(step), rank, world_size, micro_batch)
+        yield [_Request(epoch, permutation[start:end]) for start, end in slices]
 
 
-def _read(dataset: Any, requests: Iterator[_Request], seed: int, workers: int, pin_memory: bool) -> Iterator[Any]:
-    if workers:
-        loader = DataLoader(
-            _RequestReader(dataset, seed),
-            sampler=_RequestSampler(requests),
-            batch_size=None,
-            num_workers=workers,
-            collate_fn=_unchanged,
-            pin_memory=pin_memory,
-            worker_init_fn=_prepare_worker,
-            # A generator of its own: DataLoader would otherwise draw from the one that dropout draws from.
-            generator=torch.Generator().manual_seed(0),
-        )
-        for batch in loader:
-            if isinstance(batch, UserError):
-                raise batch
-            yield batch
-        return
-    for request in requests:
-        batch = read_batch(dataset, request.epoch, request.indices, seed)
-        yield _pin(batch) if pin_memory else batch
+def _reader(
+    dataset: Any, requests: Iterator[_Request], seed: int, workers: int, pin_memory: bool
+) -> Callable[[_Request], Any]:
+    """A function that answers the requests, in their order: in line, or by worker processes that read ahead."""
+    if not workers:
+
+        def read_here(request: _Request) -> Any:
+            batch = read_batch(dataset, request.epoch, request.indices, seed)
+            return _pin(batch) if pin_memory else batch
+
+        return read_here
+
+    loader = DataLoader(
+        _RequestReader(dataset, seed),
+        sampler=_RequestSampler(requests),
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_unchanged,
+        pin_memory=pin_memory,
+        worker_init_fn=_prepare_worker,
+        # A generator of its own: DataLoader would otherwise draw from the one that dropout draws from.
+        generator=torch.Generator().manual_seed(0),
+    )
+    batches = iter(loader)
+
+    def read_ahead(request: _Request) -> Any:
+        batch = next(batches)
+        if isinstance(batch, UserError):
+            raise batch
+        return batch
+
+    return read_ahead
 
 
 class _RequestReader(Dataset[Any]):

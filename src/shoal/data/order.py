@@ -7,6 +7,7 @@ Workers take contiguous parts of a step whose sizes differ by at most one, each 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Order:
     seed: int
     shuffle: bool = True
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Steps it takes to go over all samples once; the last may be short."""
         return -(-self.num_samples // self.global_batch)

@@ -70,7 +70,12 @@ def build_torchvision(name: str, args: dict[str, Any], spec: DataSpec) -> nn.Mod
 def build_transformers(name: str, args: dict[str, Any], spec: DataSpec) -> nn.Module:
     """transformers' model class of that name, untrained, its configuration filled from `spec` and `args`."""
     transformers = require("transformers", FIELD, "transformers")
-    model_class = getattr(transformers, name, None)
+    try:
+        model_class = getattr(transformers, name, None)
+    except ImportError as error:
+        # Its classes are imported on first use, and then fail beside a torchvision that does not fit torch.
+        reason = error.__cause__ or error
+        raise UserError(f"{FIELD}: transformers:{name} cannot be imported here: {reason}") from error
     if model_class is None:
         raise UserError(f"{FIELD}: transformers has no class {name!r}{_did_you_mean(name, dir(transformers))}")
     config_class = getattr(model_class, "config_class", None)

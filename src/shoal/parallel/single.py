@@ -40,7 +40,8 @@ class SingleUnit:
         batches = [self._to_device(micro.data) for micro in step.microbatches]
         # What to divide by is known before the first forward pass, so that every backward adds its final share.
         expected: Count = step.num_samples if count_items is None else sum(count_items(batch) for batch in batches)
-        total = StepLoss(torch.zeros((), device=self.device), 0)
+        sums: list[torch.Tensor] = []
+        counts: list[Count] = []
         for micro, batch in zip(step.microbatches, batches, strict=True):
             with self.autocast:
                 loss = self.objective.loss(self.model, batch)
@@ -48,14 +49,15 @@ class SingleUnit:
             if isinstance(loss, tuple):
                 loss_sum, count = loss
                 share = loss_sum / expected
-                total.sum = total.sum + loss_sum.detach()
+                sums.append(loss_sum.detach())
             else:
                 count = micro.num_samples
                 share = loss if count == expected else loss * (count / expected)
-                total.sum = total.sum + loss.detach() * count
-            total.count = total.count + count
+                sums.append(loss.detach() * count)
+            counts.append(count)
             self._backward(share)
-        if count_items is None and total.count is not expected:
+        total = StepLoss(sum(sums[1:], sums[0]), sum(counts[1:], counts[0]))
+        if count_items is None:
             self._rescale_gradients(expected, total.count)
         return total
 

@@ -1,0 +1,53 @@
+# make train: from a bare clone to a trained model.  make test: every check and test, as CI runs them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: train test test-all check install format schema clean
+
+train: $(VENV)/.base
+	$(BIN)/shoal train
+
+test: check
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -m "not slow"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+test-all: check
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(VENV)/.dev
+
+# torch goes first and alone: its exact version keeps pip from looking for a newer build with gigabytes of CUDA.
+$(VENV)/.base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Shoal needs Python 3.11 or newer; say which: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schema: install
+	$(BIN)/python -m shoal.recipe.json_schema docs/recipe.schema.json
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
