@@ -310,5 +310,5 @@ def __getattr__(name):
         raise ModuleNotFoundError(f"Could not import module {name!r}") from error
 """
     message = build_with_package(tmp_path, "transformers", content, "transformers:GPT2LMHeadModel")
-    expected = "model.name: transformers:GPT2LMHeadModel cannot be imported here: operator torchvision::nms does not exist"
-    assert message == expected
+    assert message.startswith("model.name: transformers:GPT2LMHeadModel cannot be imported here: ")
+    assert message.endswith("operator torchvision::nms does not exist")

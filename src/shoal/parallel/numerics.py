@@ -91,4 +91,25 @@ def recompute_activations(model: nn.Module) -> None:
             "or keep its blocks in one nn.ModuleList"
         )
     for _, block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        options = {"context_fn": partial(_recompute_contexts, norms)} if norms else {}
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
+
+
+def _recompute_contexts(
+    norms: list[nn.modules.batchnorm._BatchNorm],
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds the forward pass and its repetition: the repetition must not count the batch a second time."""
+    return contextlib.nullcontext(), _without_statistics(norms)
+
+
+@contextlib.contextmanager
+def _without_statistics(norms: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
+    saved = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, num_batches) in zip(norms, saved, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, num_batches

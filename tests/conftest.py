@@ -1,0 +1,70 @@
+"""Fixtures for every test, among them one that fails a test which leaves something behind in the process."""
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from shoal.launch.api import train
+
+settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("shoal")
+
+_MAY_CHANGE = {"PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR", "KMP_INIT_AT_FORK"}
+_MAY_CHANGE |= {"KMP_DUPLICATE_LIB_OK"}  # scikit-learn sets it on import
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """No test changes environment variables, torch's settings, or leaves threads running."""
+    environment = {k: v for k, v in os.environ.items() if k not in _MAY_CHANGE}
+    threads = set(threading.enumerate())
+    torch_state = (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype())
+    yield
+    now = {k: v for k, v in os.environ.items() if k not in _MAY_CHANGE}
+    assert now == environment, "the test changed environment variables"
+    leaked = [t for t in threading.enumerate() if t not in threads and t.is_alive() and not t.daemon]
+    assert not leaked, f"the test left threads running: {leaked}"
+    assert torch_state == (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype())
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Tests that draw without a seed of their own draw the same."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def train_here(here: Path) -> Callable[..., dict[str, Any]]:
+    """`shoal.train` in an empty folder, one thread, without output."""
+
+    def run(*args: Any, overrides: dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
+        overrides = {"cluster.threads_per_worker": 1, "cluster.gpus_per_worker": 0} | (overrides or {})
+        return train(*args, overrides=overrides, progress="silent", **kwargs)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real datasets, where they lie beside the checkout."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the real datasets are not beside this checkout")
+    return folder

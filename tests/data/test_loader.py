@@ -1,0 +1,170 @@
+"""Batches by step: whole or item by item, in line or by worker processes, from any step on."""
+
+import os
+import random
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.errors import UserError
+from shoal.data.dataset import MemoryDataset
+from shoal.data.loader import evaluation_batches, train_batches
+from shoal.data.order import Order
+
+
+class Recording:
+    """Hands out the indices it is asked for, and remembers them."""
+
+    def __init__(self, size):
+        self.size = size
+        self.asked = []
+
+    def __len__(self):
+        return self.size
+
+    def batch(self, indices, epoch):
+        self.asked += indices.tolist()
+        return torch.from_numpy(indices.copy()), epoch
+
+
+class RandomItems(torch.utils.data.Dataset):
+    """Items as users write them: random through every generator there is."""
+
+    def __init__(self, size=23):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return index, random.random(), np.random.rand(), torch.rand(2)
+
+
+class FailsAt(RandomItems):
+    def __getitem__(self, index):
+        if index == 7:
+            raise UserError("data.dir: file 7 is corrupt; delete it")
+        if index == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return index
+
+
+@given(
+    size=st.integers(1, 60),
+    accumulation=st.integers(1, 3),
+    micro_batch=st.integers(1, 8),
+    world_size=st.integers(1, 4),
+    epochs=st.integers(1, 3),
+)
+def test_every_sample_once_an_epoch_over_all_workers(size, accumulation, micro_batch, world_size, epochs):
+    global_batch = accumulation * micro_batch * world_size
+    order = Order(size, global_batch, seed=1)
+    seen = Counter()
+    num_steps = epochs * order.steps_per_epoch
+    for rank in range(world_size):
+        dataset = Recording(size)
+        steps = list(
+            train_batches(dataset, order, 0, num_steps, rank=rank, world_size=world_size, micro_batch=micro_batch)
+        )
+        assert len(steps) == num_steps
+        seen.update(dataset.asked)
+        for number, step in enumerate(steps):
+            start, end = order.bounds(number)
+            assert step.num_samples == end - start
+            assert all(len(micro.data[0]) == micro.num_samples for micro in step.microbatches)
+            assert all(micro.data[1] == order.epoch_of(number) for micro in step.microbatches)
+    assert seen == Counter(dict.fromkeys(range(size), epochs))
+
+
+@given(size=st.integers(1, 50), global_batch=st.integers(1, 12), start=st.integers(0, 40))
+def test_starting_at_a_step_reads_nothing_before_it(size, global_batch, start):
+    order = Order(size, global_batch, seed=2)
+    end = start + 5
+    whole, rest = Recording(size), Recording(size)
+    all_steps = list(train_batches(whole, order, 0, end, micro_batch=global_batch))
+    resumed = list(train_batches(rest, order, start, end, micro_batch=global_batch))
+    assert [s.microbatches[0].data[0].tolist() for s in resumed] == [
+        s.microbatches[0].data[0].tolist() for s in all_steps[start:]
+    ]
+    assert len(rest.asked) == sum(step.num_samples for step in resumed), "resuming must not replay the epoch"
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_random_items_are_the_same_whoever_reads_them_and_from_wherever(workers):
+    dataset, order = RandomItems(), Order(23, 5, seed=4)
+
+    def read(start, workers):
+        torch.rand(start + 1)  # other code draws in between
+        steps = train_batches(dataset, order, start, 9, micro_batch=5, workers=workers)
+        return [[t.tolist() for t in micro.data] for step in steps for micro in step.microbatches]
+
+    reference = read(0, 0)
+    assert read(0, workers) == reference
+    assert read(4, workers) == reference[4:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_does_not_move_the_generators_that_the_model_draws_from(workers):
+    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    list(train_batches(RandomItems(), Order(23, 5, 0), 0, 5, micro_batch=5, workers=workers))
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+def test_augmentation_changes_from_epoch_to_epoch():
+    dataset, order = RandomItems(4), Order(4, 4, seed=0)
+    first, second = [dict(zip(s.microbatches[0].data[0].tolist(), s.microbatches[0].data[1].tolist(), strict=True))
+                     for s in train_batches(dataset, order, 0, 2, micro_batch=4)]  # fmt: skip
+    assert all(first[index] != second[index] for index in range(4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_error_in_a_loader_worker_arrives_as_it_was_raised(workers):
+    steps = train_batches(FailsAt(8), Order(8, 4, 0), 0, 2, micro_batch=4, workers=workers)
+    with pytest.raises(UserError) as caught:
+        list(steps)
+    assert str(caught.value) == "data.dir: file 7 is corrupt; delete it"
+
+
+def test_loader_workers_survive_the_signals_that_the_trainer_handles():
+    class Killed(RandomItems):
+        def __getitem__(self, index):
+            if index == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGINT)
+            return index
+
+    steps = list(train_batches(Killed(8), Order(8, 4, 0), 0, 2, micro_batch=4, workers=1))
+    assert sorted(i for step in steps for i in step.microbatches[0].data.tolist()) == list(range(8))
+
+
+@given(size=st.integers(1, 100), batch=st.integers(1, 40), world_size=st.integers(1, 5))
+def test_evaluation_takes_every_sample_once(size, batch, world_size):
+    seen = []
+    for rank in range(world_size):
+        for micro in evaluation_batches(Recording(size), rank=rank, world_size=world_size, batch=batch):
+            assert micro.num_samples == len(micro.data[0]) <= batch
+            seen += micro.data[0].tolist()
+    assert seen == list(range(size))
+
+
+def test_a_dataset_may_bring_its_own_collate():
+    class Ragged(RandomItems):
+        def __getitem__(self, index):
+            return [index] * index
+
+        def collate(self, items):
+            return sum(items, [])
+
+    (step,) = train_batches(Ragged(4), Order(4, 4, 0, shuffle=False), 0, 1, micro_batch=4)
+    assert step.microbatches[0].data == [1, 2, 2, 3, 3, 3]
+
+
+def test_memory_datasets_are_read_whole():
+    dataset = MemoryDataset(torch.arange(10) * 10, torch.arange(10))
+    values, labels = dataset.batch(np.array([3, 1]), 0)
+    assert values.tolist() == [30, 10] and labels.tolist() == [3, 1]
