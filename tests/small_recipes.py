@@ -10,9 +10,9 @@ _GPT = {"model.layers": 2, "model.heads": 2, "model.dim": 32}
 
 _SMALL: dict[str, dict[str, Any]] = {
     "digits": {"train.steps": 24},
-    "mnist": {"model.channels": [4, 8], "model.hidden": 16, "train.global_batch": 16},
-    "fashion_mnist": {"model.channels": [4, 8], "model.hidden": 16, "train.global_batch": 16},
-    "cifar10": {"model.width": 4, "train.global_batch": 16, "train.precision": "fp32", "optim.warmup_steps": 10},
+    "mnist": {"model.channels": [4, 8], "model.hidden": 16, "train.global_batch": 16, "optim.warmup_steps": 5},
+    "fashion_mnist": {"model.channels": [4, 8], "model.hidden": 16, "train.global_batch": 16, "optim.warmup_steps": 5},
+    "cifar10": {"model.width": 8, "train.global_batch": 16, "train.precision": "fp32", "optim.lr": 0.05},
     "cifar10_vit": {
         "model.dim": 24,
         "model.layers": 2,
@@ -20,7 +20,8 @@ _SMALL: dict[str, dict[str, Any]] = {
         "model.patch": 8,
         "train.global_batch": 16,
         "train.precision": "fp32",
-        "optim.warmup_steps": 10,
+        "optim.lr": 5e-3,
+        "optim.warmup_steps": 5,
     },
     "imagenet": {
         "model.width": 4,
@@ -30,7 +31,13 @@ _SMALL: dict[str, dict[str, Any]] = {
         "train.precision": "fp32",
         "optim.warmup_steps": 10,
     },
-    "agnews": {"model.embed": 16, "model.hidden": 16, "train.global_batch": 16, "optim.warmup_steps": 5},
+    "agnews": {
+        "model.embed": 16,
+        "model.hidden": 16,
+        "train.global_batch": 16,
+        "optim.lr": 2e-2,
+        "optim.warmup_steps": 5,
+    },
     "shakespeare": {**_GPT, "data.context": 16, "train.global_batch": 8, "optim.warmup_steps": 5},
     "gpt2": {
         **_GPT,
@@ -42,7 +49,13 @@ _SMALL: dict[str, dict[str, Any]] = {
         "train.compile": False,
         "optim.warmup_steps": 5,
     },
-    "synthetic_mlp": {"model.hidden": [16, 16], "data.samples": 300, "data.val_samples": 50, "train.global_batch": 16},
+    "synthetic_mlp": {
+        "model.hidden": [16, 16],
+        "data.samples": 300,
+        "data.val_samples": 50,
+        "train.global_batch": 16,
+        "optim.lr": 1e-2,
+    },
 }
 
 NAMES = sorted(_SMALL)

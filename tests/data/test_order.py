@@ -55,9 +55,8 @@ def test_a_full_step_is_cut_into_equal_micro_batches_that_do_not_depend_on_who_c
     accumulation, world_size, micro_batch
 ):
     global_batch = accumulation * world_size * micro_batch
-    by_workers = [
-        s for rank in range(world_size) for s in worker_slices(0, global_batch, rank, world_size, micro_batch)
-    ]
+    shares = [worker_slices(0, global_batch, rank, world_size, micro_batch) for rank in range(world_size)]
+    by_workers = [part for share in shares for part in share]
     alone = worker_slices(0, global_batch, 0, 1, micro_batch)
     assert by_workers == alone
     assert all(end - start == micro_batch for start, end in alone)

@@ -44,10 +44,7 @@ class StopsAt(SilentConsole):
 
 
 def run(overrides: dict[str, Any], name: str, run_dir: Path, stop_at: int | None = None) -> dict[str, Any]:
-    if run_dir.exists():
-        prepared = prepare(resume=run_dir)
-    else:
-        prepared = prepare([name], overrides, run_dir=run_dir)
+    prepared = prepare(resume=run_dir) if run_dir.exists() else prepare([name], overrides, run_dir=run_dir)
     console = StopsAt(stop_at if stop_at is not None else 10**9)
     return launch(prepared, Launch(console, console.stop))
 

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.errors import UserError
 from shoal.core.objective import Objective
 from shoal.core.process import Process, choose_device
 from shoal.core.rng import seed_all
 from shoal.data.build import build_datasets
+from shoal.data.dataset import BatchDataset
 from shoal.data.loader import train_batches
 from shoal.data.order import Order
 from shoal.models.build import build_model
@@ -57,9 +59,12 @@ class Bench:
 
 def build_bench(recipe: Recipe) -> Bench:
     """What both loops share."""
-    assert recipe.data is not None and recipe.model is not None
+    if recipe.data is None or recipe.model is None:
+        raise UserError(f"bench step: needs the recipe's own data: and model:, but task {recipe.task.name} brings them")
     device = choose_device(recipe.cluster.gpus_per_worker)
     datasets = build_datasets(recipe.data, recipe.train.seed)
+    if not isinstance(datasets.train, BatchDataset):
+        raise UserError(f"data.name: {recipe.data.name} is read item by item; bench step needs whole batches")
     seed_all(recipe.train.seed)
     model = build_model(recipe.model, datasets.spec)
     objective = task_objective(build_task(recipe.task))

@@ -39,6 +39,6 @@ def list_command(name: str, as_json: bool) -> int:
         metrics = "  ".join(f"{name} {format_metric(name, value)}" for name, value in sorted(info.metrics.items()))
         size = f"{info.num_bytes / 1e6:,.1f} MB"
         table.add_row(f"{info.step:,}", str(info.epoch), size, metrics, age(info.time), str(info.path))
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=200)).print(table)
+    console = Console(highlight=False, markup=False)
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=200)).print(table)
     return 0

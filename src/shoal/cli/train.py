@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -50,7 +51,7 @@ def command(
     overrides = [word for word in words if is_override(word)]
     recipes = [word for word in words if not is_override(word)]
     if workers is not None:
-        if not workers.isdigit() or int(workers) < 1:
+        if not workers.isascii() or not workers.isdigit() or int(workers) < 1:
             raise UserError(f"--workers: {workers!r} should be a whole number above 0")
         overrides.append(f"cluster.workers={workers}")
     if gpu:
@@ -99,12 +100,7 @@ def _train(
             raise
         except Exception as failure:  # noqa: BLE001 - told by main, after the JSON line that scripts wait for
             error = failure
-            summary = {
-                "run": prepared.run_dir.name,
-                "run_dir": str(prepared.run_dir),
-                "status": "failed",
-                "error": str(failure),
-            }
+            summary = _failed(prepared.run_dir, failure)
         finally:
             console.close()
     if error is not None:
@@ -126,6 +122,15 @@ def _train(
         click.echo(f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}", err=True)
         return 130
     return 0
+
+
+def _failed(run_dir: Path, error: Exception) -> dict[str, Any]:
+    """The summary that the worker left, or a short one where it failed before there was anything to sum up."""
+    from shoal.observe.runs import read_run
+
+    short = {"run": run_dir.name, "run_dir": str(run_dir), "status": "failed", "error": str(error)}
+    left = read_run(run_dir).summary if run_dir.is_dir() else {}
+    return left if left.get("status") == "failed" and left.get("error") == str(error) else short
 
 
 def _print_json(summary: dict[str, Any]) -> None:
@@ -153,4 +158,4 @@ def _print_table(summary: dict[str, Any]) -> None:
     table.add_row("verdict", summary["verdict"])
     table.add_row("weights", str(summary["weights_sha256"])[:16])
     table.add_row("run", summary["run_dir"])
-    Console(highlight=False, soft_wrap=True).print(table)
+    Console(highlight=False, markup=False, soft_wrap=True).print(table)

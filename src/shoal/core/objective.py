@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.errors import UserError
+
 Count = torch.Tensor | int
 LossResult = torch.Tensor | tuple[torch.Tensor, Count]
 """The mean over the samples of a batch, or (sum, count of the items summed over)."""
@@ -29,10 +31,10 @@ class Objective:
 
 
 def check_loss(loss: Any) -> None:
-    """Raise `TypeError` with a remedy unless a task's loss is what it should be."""
+    """Raise `UserError` unless a task's loss is what it should be."""
     value = loss[0] if isinstance(loss, tuple) and len(loss) == 2 else loss
     if not isinstance(value, torch.Tensor) or value.ndim != 0:
         what = (
             f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(type(loss).__name__)
         )
-        raise TypeError(f"task.loss returned {what}; return the mean over the batch (a scalar tensor) or (sum, count)")
+        raise UserError(f"task.loss returned {what}; return the mean over the batch (a scalar tensor) or (sum, count)")

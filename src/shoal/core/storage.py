@@ -54,7 +54,7 @@ def _finite(value: Any) -> Any:
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a JSON-lines file; a last line that a crash cut short is left out."""
-    if not path.exists():
+    if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:

@@ -74,7 +74,8 @@ def _prepare_resume(name: str, overrides: Iterable[str] | Mapping[str, Any]) -> 
     loaded = check_tree(changed, origins | dict.fromkeys(by_path, "override"))
     run = read_run(folder)
     same = not differing_fields([tree, changed])
-    return Prepared(loaded, folder, resume=True, finished=run.summary if run.status == "done" and same else None)
+    is_done = run.summary.get("status") == run.status == "done"
+    return Prepared(loaded, folder, resume=True, finished=run.summary if is_done and same else None)
 
 
 def resume_command(run_dir: Path | str) -> str:

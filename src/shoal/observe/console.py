@@ -7,6 +7,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from shoal.core.errors import UserError
+from shoal.core.section import one_of
 from shoal.core.storage import to_json_line
 from shoal.observe.records import Report
 
@@ -23,7 +25,9 @@ def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineC
         return SilentConsole()
     if kind == "auto" and stream.isatty():
         return BarConsole(Console(file=stream))
-    return LineConsole(stream)
+    if kind in ("auto", "lines"):
+        return LineConsole(stream)
+    raise UserError(f"progress: {kind!r} is not allowed; {one_of(kind, ('auto', 'lines', 'json', 'silent'))}")
 
 
 def describe(metrics: dict[str, float], names: tuple[str, ...] = ()) -> str:

@@ -31,7 +31,8 @@ class RunFolder:
         """Make the folder, or take over the one of a run that goes on from `resumed_step`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
+            # Not at once: `shoal runs list` tries every lock for a moment, to see who is at work.
+            self._lock.acquire(timeout=0.5, poll_interval=0.05)
         except Timeout:
             raise UserError(f"--resume: {self.path} is being trained by another process; stop that one first") from None
         except OSError as error:

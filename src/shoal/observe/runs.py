@@ -1,6 +1,7 @@
 """Runs as they lie in their folders: finding, listing, reading."""
 
 import json
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,26 +63,21 @@ def list_runs(root: Path = Path("runs")) -> list[Run]:
 
 def read_run(path: Path) -> Run:
     """What a run's folder says; files that a crash cut short are read as far as they go."""
-    summary = _read_json(path / "summary.json")
+    summary = _read_summary(path / "summary.json")
     events = read_events(path)
     metrics: dict[str, float] = {}
     reported_step = 0
     for record in read_metrics(path):
-        metrics |= record.get("metrics", {})
-        reported_step = record.get("step", reported_step)
-    started = next((event["time"] for event in events if "time" in event), path.stat().st_mtime)
+        metrics |= record["metrics"]
+        reported_step = record["step"]
+    started = events[0]["time"] if events else path.stat().st_mtime
     ended = {"done", "failed", "interrupted"}
-    last_event = next((e["event"] for e in reversed(events) if e.get("event") in ended | {"start"}), "start")
-    if last_event in ended:
-        status = str(summary.get("status", last_event))
-    else:
-        status = "running" if is_locked(path) else "stopped"
-    try:
-        recipe = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        recipe = {}
-    step = summary.get("step", 0) if last_event in ended else reported_step
-    return Run(path, status, int(step), summary.get("metrics") or metrics, summary, recipe, started)
+    last_event = next((e["event"] for e in reversed(events) if e["event"] in ended | {"start"}), "start")
+    status, step = "running" if is_locked(path) else "stopped", reported_step
+    if last_event in ended:  # else the summary is that of an earlier part of the run
+        status, step = summary.get("status", last_event), summary.get("step", reported_step)
+        metrics = summary.get("metrics") or metrics
+    return Run(path, status, step, metrics, summary, _read_recipe(path / "recipe.yaml"), started)
 
 
 def is_locked(path: Path) -> bool:
@@ -99,22 +95,24 @@ def is_locked(path: Path) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
-    return list(read_json_lines(path / "metrics.jsonl"))
+    """The lines of metrics.jsonl that are reports."""
+    records = read_json_lines(path / "metrics.jsonl")
+    return [record for record in records if _is_count(record.get("step")) and isinstance(record.get("metrics"), dict)]
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of events.jsonl."""
-    return list(read_json_lines(path / "events.jsonl"))
+    """The lines of events.jsonl that are events."""
+    records = read_json_lines(path / "events.jsonl")
+    return [record for record in records if isinstance(record.get("event"), str) and _is_time(record.get("time"))]
 
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """name -> [(step, value)] over the run."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in read_metrics(path):
-        for name, value in record.get("metrics", {}).items():
-            if isinstance(value, int | float):
-                found.setdefault(name, []).append((int(record["step"]), float(value)))
+        for name, value in record["metrics"].items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(name, []).append((record["step"], float(value)))
     return found
 
 
@@ -133,12 +131,30 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_summary(path: Path) -> dict[str, Any]:
+    """The summary, or nothing where it is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    whole = isinstance(value, dict) and _is_count(value.get("step")) and isinstance(value.get("metrics"), dict)
+    return value if whole and isinstance(value.get("status"), str) else {}
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return {}
     return value if isinstance(value, dict) else {}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e11
 
 
 def age(seconds_since_epoch: float) -> str:

@@ -6,7 +6,6 @@ from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from shoal.core.errors import UserError
@@ -14,9 +13,9 @@ from shoal.core.section import one_of
 from shoal.recipe.checks import problems
 from shoal.recipe.merge import merge, overlay_of, parse_overrides
 from shoal.recipe.messages import describe
-from shoal.recipe.references import environment, resolve_references, restore_references
+from shoal.recipe.references import environment, hide_values, resolve_references, restore_references
 from shoal.recipe.schema import Recipe
-from shoal.recipe.yaml_tree import Path, Tree, read_yaml
+from shoal.recipe.yaml_tree import Path, Tree, dotted, read_yaml, to_yaml
 
 DEFAULT_RECIPE = "digits"
 
@@ -34,7 +33,7 @@ class LoadedRecipe:
 
     def to_yaml(self) -> str:
         """The tree as YAML."""
-        return yaml.safe_dump(self.tree(), sort_keys=False, allow_unicode=True)
+        return to_yaml(self.tree())
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -74,15 +73,17 @@ def load_recipe(
 
 def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedRecipe:
     """The recipe that a tree describes, or a `UserError` that says all that is wrong with it."""
-    values, references = resolve_references(tree, environment())
+    try:
+        values, references = resolve_references(tree, environment())
+    except RecursionError:
+        raise UserError("recipe: refers to itself by a YAML anchor; write it out") from None
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
         raise UserError(describe(error, references, origins or {})) from None
-    except RecursionError:
-        raise UserError("recipe: refers to itself; write it out") from None
     if found := problems(recipe):
-        raise UserError("\n".join(f"{'.'.join(path)}: {message}" for path, message in found))
+        message = "\n".join(f"{dotted(path)}: {message}" for path, message in found)
+        raise UserError(hide_values(message, values, references))
     return LoadedRecipe(recipe, references)
 
 

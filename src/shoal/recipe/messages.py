@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from shoal.core.section import CUSTOM, Section, nearest, one_of
 from shoal.recipe.schema import Recipe
-from shoal.recipe.yaml_tree import Path
+from shoal.recipe.yaml_tree import Path, dotted
 
 
 def describe(error: ValidationError, references: Mapping[Path, str], origins: Mapping[Path, str]) -> str:
@@ -26,7 +26,7 @@ def _line(detail: ErrorDetails, references: Mapping[Path, str], origins: Mapping
     if kind == "extra_forbidden":
         keys = list(section.model_fields) if section else []
         guess = nearest(path[-1], keys)
-        prefix = ".".join(path[:-1])
+        prefix = dotted(path[:-1])
         hint = f"; did you mean {prefix + '.' if prefix else ''}{guess}?" if guess else ""
         message = f"unknown key{hint} (keys here: {', '.join(keys)})"
     elif kind == "missing":
@@ -38,7 +38,7 @@ def _line(detail: ErrorDetails, references: Mapping[Path, str], origins: Mapping
             message = "needs a name" + (f" (given: {given})" if given else "")
         else:
             path = (*path, "name")
-            message = f"{value!r} is unknown; {one_of(str(value), [n for n in names if n])}"
+            message = f"{_given(value, path, references)} is unknown; {one_of(str(value), [n for n in names if n])}"
             message = message.replace(CUSTOM, f"your own {CUSTOM}")
     elif kind == "literal_error":
         names = [part.strip("'") for part in context["expected"].replace(" or ", ", ").split(", ")]
@@ -46,7 +46,7 @@ def _line(detail: ErrorDetails, references: Mapping[Path, str], origins: Mapping
     else:
         message = _words(detail) + (f" (given: {given})" if given else "")
     origin = _origin(path, origins)
-    return f"{'.'.join(path) or 'recipe'}: {message}{origin}"
+    return f"{dotted(path) or 'recipe'}: {message}{origin}"
 
 
 def _locate(location: tuple[int | str, ...]) -> tuple[Path, type[Section] | None]:
@@ -89,8 +89,9 @@ def _field_words(section: type[Section], name: str) -> str:
 
 
 def _given(value: Any, path: Path, references: Mapping[Path, str]) -> str:
-    if path in references:
-        return references[path]
+    for length in range(1, len(path) + 1):
+        if path[:length] in references:
+            return references[path[:length]]
     if isinstance(value, dict | list) and any(reference[: len(path)] == path for reference in references):
         return ""
     text = repr(value)

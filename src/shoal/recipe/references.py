@@ -9,7 +9,7 @@ from typing import Any
 from dotenv import dotenv_values
 
 from shoal.core.errors import UserError
-from shoal.recipe.yaml_tree import Path, Tree, parse_value
+from shoal.recipe.yaml_tree import Path, Tree, dotted, parse_value
 
 _REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -18,7 +18,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def environment(folder: FilePath | None = None) -> dict[str, str]:
     """The process environment over the .env file of `folder` (the working directory)."""
     file = (folder or FilePath.cwd()) / ".env"
-    values = dotenv_values(file, interpolate=False) if file.is_file() else {}
+    try:
+        values = dotenv_values(file, interpolate=False) if file.is_file() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {type(error).__name__}; write NAME=value lines in UTF-8") from None
     return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
 
 
@@ -35,7 +38,7 @@ def _resolve(value: Any, path: Path, values: Mapping[str, str], references: dict
         return [_resolve(item, (*path, str(number)), values, references) for number, item in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
-    field = ".".join(path)
+    field = dotted(path)
     for match in re.finditer(r"\$\{([^}]*)\}?", value):
         if not match.group(1).startswith("env:") or not match.group(0).endswith("}"):
             raise UserError(f"{field}: {match.group(0)!r} is not a reference; write ${{env:NAME}}")
@@ -51,7 +54,14 @@ def _resolve(value: Any, path: Path, values: Mapping[str, str], references: dict
     references[path] = value
     text = _REFERENCE.sub(replace, value)
     # A value that is one reference alone is read as YAML would read it, so that numbers stay numbers.
-    return parse_value(text, field) if _REFERENCE.fullmatch(value) else text
+    return _read(text) if _REFERENCE.fullmatch(value) else text
+
+
+def _read(text: str) -> Any:
+    try:
+        return parse_value(text, "")
+    except UserError:
+        return text  # a password such as `@x` or `a: b: c`; the message would have shown it
 
 
 def restore_references(tree: Tree, references: Mapping[Path, str]) -> Tree:
@@ -67,3 +77,15 @@ def _restore(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
     if isinstance(value, list):
         return [_restore(item, (*path, str(number)), references) for number, item in enumerate(value)]
     return value
+
+
+def hide_values(message: str, tree: Tree, references: Mapping[Path, str]) -> str:
+    """The message with references in place of the quoted texts that they stand for."""
+    for path, reference in references.items():
+        value: Any = tree
+        for part in path:
+            items = enumerate(value) if isinstance(value, list) else value.items()
+            value = next(item for key, item in items if str(key) == part)
+        if isinstance(value, str):
+            message = message.replace(repr(value), reference)
+    return message

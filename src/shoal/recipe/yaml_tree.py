@@ -14,6 +14,11 @@ Path = tuple[str, ...]
 Tree = dict[str, Any]
 
 
+def dotted(path: Path) -> str:
+    """`optim.lr`, as an error message names a field; characters that would garble a terminal are escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in ".".join(path))
+
+
 class _Loader(yaml.SafeLoader):
     """YAML with numbers and words as people expect them: 3e-4 is a number; yes, no, on and off are words."""
 
@@ -33,6 +38,21 @@ _Loader.add_implicit_resolver(
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around a text that `_Loader` would otherwise read as something else: '1e3'."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: _Loader.yaml_implicit_resolvers.get(first, []) + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
+    for first in _Loader.yaml_implicit_resolvers | yaml.SafeDumper.yaml_implicit_resolvers
+}
+
+
+def to_yaml(tree: Tree) -> str:
+    """The tree as YAML that `read_yaml`, and any other reader, reads back as it was."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(file: FilePath) -> tuple[Tree, dict[Path, str]]:
@@ -78,7 +98,7 @@ def _note_lines(node: yaml.Node, path: Path, name: str, lines: dict[Path, str]) 
         here = (*path, str(key.value))
         if here in lines:
             raise UserError(
-                f"{'.'.join(here)}: is given twice in {name}, the second time in line {key.start_mark.line + 1}"
+                f"{dotted(here)}: is given twice in {name}, the second time in line {key.start_mark.line + 1}"
             )
         lines[here] = f"{name}, line {key.start_mark.line + 1}"
         _note_lines(value, here, name, lines)

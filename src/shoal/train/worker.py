@@ -160,7 +160,7 @@ def _train(request: RunRequest, recipe: Recipe, process: Process) -> dict[str, A
         resumed_from_step=resumed.step if resumed else None,
         samples_before=state.samples,
     )
-    folder.open(origin.resumed_from_step)
+    folder.open(state.step if request.resume else None)
     try:
         clear_leftovers(folder.checkpoints)
         folder.write_recipe(request.loaded.to_yaml())
