@@ -9,7 +9,9 @@ from shoal.core.objective import check_loss
 SCALAR = torch.tensor(1.0)
 
 
-@pytest.mark.parametrize("loss", [SCALAR, (SCALAR, 3), (SCALAR, torch.tensor(3))], ids=["mean", "count", "tensor count"])
+@pytest.mark.parametrize(
+    "loss", [SCALAR, (SCALAR, 3), (SCALAR, torch.tensor(3))], ids=["mean", "count", "tensor count"]
+)
 def test_a_mean_or_a_sum_with_its_count_is_a_loss(loss: Any) -> None:
     check_loss(loss)
 

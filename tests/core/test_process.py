@@ -18,7 +18,9 @@ def test_without_a_wish_a_gpu_is_taken_where_there_is_one() -> None:
 
 @pytest.mark.skipif(has_gpu, reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(UserError, match=r"^cluster.gpus_per_worker: .*sees none; .*cluster.gpus_per_worker=0.*nvidia-smi"):
+    with pytest.raises(
+        UserError, match=r"^cluster.gpus_per_worker: .*sees none; .*cluster.gpus_per_worker=0.*nvidia-smi"
+    ):
         choose_device(1)
 
 

@@ -21,7 +21,13 @@ def draw() -> list[Any]:
 
 @pytest.mark.parametrize(
     ("parts", "seed"),
-    [((), 11400714819323198485), ((0,), 7960286522194355700), ((0, 1), 6728581669027343264), ((7, 3, 5), XX), ((-1,), YY)],
+    [
+        ((), 11400714819323198485),
+        ((0,), 7960286522194355700),
+        ((0, 1), 6728581669027343264),
+        ((7, 3, 5), 14266433703064416460),
+        ((-1,), 13029008266876403067),
+    ],
 )
 def test_a_seed_is_the_same_on_every_machine_and_version(parts: tuple[int, ...], seed: int) -> None:
     # Checkpoints and golden losses hang on these numbers: they may never change.
@@ -29,7 +35,10 @@ def test_a_seed_is_the_same_on_every_machine_and_version(parts: tuple[int, ...],
 
 
 def test_what_a_sample_draws_is_the_same_on_every_machine_and_version() -> None:
-    assert sample_uniforms(3, 2, np.array([0, 7]), 2).tolist() == ZZ
+    assert sample_uniforms(3, 2, np.array([0, 7]), 2).tolist() == [
+        [0.3146695180024148, 0.3845048165051639],
+        [0.705423800818357, 0.21778845965016214],
+    ]
 
 
 @given(st.lists(seeds, min_size=1, max_size=4), st.data())

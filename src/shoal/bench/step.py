@@ -155,8 +155,7 @@ class _HandWrittenLoop:
         self.bench = bench
         self.device = bench.process.device
         self.model = copy.deepcopy(bench.model).to(self.device)
-        if bench.recipe.train.compile:
-            self.model.compile()
+        self.forward = torch.compile(self.model) if bench.recipe.train.compile else self.model
         self.optimizer = build_optimizer(self.model, bench.recipe.optim)
         self.scaler = build_scaler(bench.recipe.train.precision, self.device)
         self.autocast = autocast(bench.recipe.train.precision, self.device)
@@ -178,7 +177,7 @@ class _HandWrittenLoop:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe.optim, peak, step, steps)
             with self.autocast:
-                loss = self.bench.objective.loss(model, batch)
+                loss = self.bench.objective.loss(self.forward, batch)
             if isinstance(loss, tuple):
                 loss = loss[0] / loss[1]
             (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]

@@ -154,7 +154,8 @@ def _print_table(summary: dict[str, Any]) -> None:
     for name in ("samples_per_s", "tokens_per_s"):
         if name in summary:
             table.add_row(name, format_metric(name, summary[name]))
-    table.add_row("time to first step", f"{summary['time_to_first_step_s']} s")
+    if summary["time_to_first_step_s"] is not None:
+        table.add_row("time to first step", f"{summary['time_to_first_step_s']:.1f} s")
     table.add_row("verdict", summary["verdict"])
     table.add_row("weights", str(summary["weights_sha256"])[:16])
     table.add_row("run", summary["run_dir"])

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,7 +93,7 @@ def recompute_activations(model: nn.Module) -> None:
         )
     for _, block in blocks:
         norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        options = {"context_fn": partial(_recompute_contexts, norms)} if norms else {}
+        options: dict[str, Any] = {"context_fn": partial(_recompute_contexts, norms)} if norms else {}
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 

@@ -1,6 +1,6 @@
 """One process on one device: the reference that every other strategy must agree with."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,8 +26,8 @@ class SingleUnit:
         self.device = process.device
         if settings.activation_checkpointing:
             recompute_activations(self.model)
-        if settings.compile:
-            self.model.compile()
+        # Wrapped rather than compiled in place: in place, a plain nn.Sequential silently stays as it is.
+        self.forward = cast(nn.Module, torch.compile(self.model)) if settings.compile else self.model
         self.optimizer = build_optimizer(self.model, settings.optim)
         self.scaler = build_scaler(settings.precision, self.device)
         self.autocast = autocast(settings.precision, self.device)
@@ -37,14 +37,15 @@ class SingleUnit:
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the step's items, summed over its micro-batches."""
         count_items = self.objective.count
-        batches = [self._to_device(micro.data) for micro in step.microbatches]
         # What to divide by is known before the first forward pass, so that every backward adds its final share.
-        expected: Count = step.num_samples if count_items is None else sum(count_items(batch) for batch in batches)
+        # It is counted on the host, where the batches still are: the device is not waited for.
+        expected = step.num_samples if count_items is None else sum(int(count_items(m.data)) for m in step.microbatches)
         sums: list[torch.Tensor] = []
         counts: list[Count] = []
-        for micro, batch in zip(step.microbatches, batches, strict=True):
+        for micro in step.microbatches:
+            batch = self._to_device(micro.data)
             with self.autocast:
-                loss = self.objective.loss(self.model, batch)
+                loss = self.objective.loss(self.forward, batch)
             check_loss(loss)
             if isinstance(loss, tuple):
                 loss_sum, count = loss
@@ -66,7 +67,7 @@ class SingleUnit:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def _rescale_gradients(self, expected: Count, count: Count) -> None:
+    def _rescale_gradients(self, expected: int, count: Count) -> None:
         """A task that sums over something else than samples tells how many only after the forward pass."""
         if isinstance(count, int) and count == expected:
             return
@@ -92,7 +93,7 @@ class SingleUnit:
     def evaluate(self, batch: MicroBatch) -> Measured:
         """The task's metrics on one batch, without gradients."""
         with torch.no_grad(), self.autocast:
-            return self.objective.metrics(self.model, self._to_device(batch.data), batch.num_samples)
+            return self.objective.metrics(self.forward, self._to_device(batch.data), batch.num_samples)
 
     def report(self) -> dict[str, float]:
         """Gradient norm where it is clipped, loss scale where there is one."""

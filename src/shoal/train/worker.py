@@ -1,5 +1,7 @@
 """One process of a run, from recipe to summary: the only place that builds things."""
 
+import contextlib
+import errno
 import os
 import socket
 import time
@@ -180,12 +182,12 @@ def _run(run: Training, folder: RunFolder, observer: Observer, origin: Origin) -
     try:
         ending = run_loop(run)
     except BaseException as error:
-        if isinstance(error, UserError):  # found in the middle of a run: a corrupt image, say
-            error = RunError(str(error)).with_traceback(error.__traceback__)
-        message = str(error) or type(error).__name__
-        observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
-        folder.write_summary(summarise(run, origin, "failed") | {"error": message})
-        raise error
+        failure = _as_failure(error, origin.run_dir)
+        message = str(failure) or type(failure).__name__
+        with contextlib.suppress(OSError):  # the disk may be what failed
+            observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
+            folder.write_summary(summarise(run, origin, "failed") | {"error": message})
+        raise failure from error.__cause__
     if ending == "early_stop":
         assert run.recipe.early_stop is not None
         watched = run.recipe.early_stop.metric
@@ -195,6 +197,15 @@ def _run(run: Training, folder: RunFolder, observer: Observer, origin: Origin) -
     folder.write_summary(summary)
     observer.event(status, {"step": run.state.step})
     return summary
+
+
+def _as_failure(error: BaseException, run_dir: Path) -> BaseException:
+    """What the user is told when a run fails in the middle: words where the cause is known, else the error itself."""
+    if isinstance(error, UserError):  # a corrupt image, say
+        return RunError(str(error))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        return RunError(f"{run_dir} cannot be written: {error.strerror}; make room, then resume the run")
+    return error
 
 
 def _datasets(task: Any, recipe: Recipe) -> Datasets:
@@ -215,6 +226,10 @@ def _datasets(task: Any, recipe: Recipe) -> Datasets:
             raise UserError(f"data: the {name} dataset ({type(part).__name__}) needs __len__ and __getitem__")
         if len(part) == 0:
             raise UserError(f"data: the {name} dataset is empty")
+    if found.val is None:
+        for name, watched in (("early_stop", recipe.early_stop), ("checkpoint.metric", recipe.checkpoint.metric)):
+            if watched is not None:
+                raise UserError(f"{name}: needs a validation dataset, and there is none; add one or remove this")
     return found
 
 

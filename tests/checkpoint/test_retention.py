@@ -1,0 +1,53 @@
+"""Which checkpoints go: never the newest, never the best."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.checkpoint.retention import to_delete
+from shoal.checkpoint.section import CheckpointSection
+from shoal.checkpoint.store import CheckpointInfo
+
+
+def info(step: int, value: float | None = None) -> CheckpointInfo:
+    return CheckpointInfo(
+        Path(f"step-{step}"), step, 0, {} if value is None else {"val_loss": value, "val_accuracy": value}, 1, 0.0
+    )
+
+
+def deleted(infos: list[CheckpointInfo], **policy: object) -> list[int]:
+    return [found.step for found in to_delete(infos, CheckpointSection(**policy))]
+
+
+def test_the_newest_are_kept():
+    assert deleted([info(step) for step in (4, 1, 3, 2)], keep_last=2) == [1, 2]
+
+
+def test_the_best_are_kept_besides():
+    infos = [info(1, 0.5), info(2, 0.1), info(3, 0.9), info(4, 0.4), info(5)]
+    assert deleted(infos, keep_last=1, keep_best=1, metric="val_loss") == [1, 3, 4]
+    assert deleted(infos, keep_last=1, keep_best=1, metric="val_accuracy") == [1, 2, 4]
+    assert deleted(infos, keep_last=1, keep_best=2, metric="val_loss", mode="max") == [2, 4]
+
+
+def test_of_equals_the_earlier_is_the_best():
+    assert deleted([info(1, 0.5), info(2, 0.5), info(3, 0.5)], keep_last=1, keep_best=1, metric="val_loss") == [2]
+
+
+@given(
+    values=st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=30),
+    keep_last=st.integers(1, 5),
+    keep_best=st.integers(0, 4),
+    metric=st.sampled_from(["val_loss", "val_accuracy"]),
+)
+def test_never_the_newest_never_the_best_and_never_too_many_kept(values, keep_last, keep_best, metric):
+    infos = [info(step, value) for step, value in enumerate(values)]
+    gone = set(deleted(infos, keep_last=keep_last, keep_best=keep_best, metric=metric))
+    assert gone.isdisjoint(range(max(0, len(values) - keep_last), len(values)))
+    scored = {step: value for step, value in enumerate(values) if value is not None}
+    if keep_best and scored:
+        best = (min if metric == "val_loss" else max)(scored.values())
+        assert min(step for step, value in scored.items() if value == best) not in gone
+    assert len(values) - len(gone) <= keep_last + keep_best
+    assert len(gone) == max(0, len(gone))

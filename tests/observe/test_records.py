@@ -1,0 +1,44 @@
+from typing import Any
+
+from shoal.observe.records import Observers, Report
+
+
+class Notes:
+    def __init__(self, name: str, book: list[tuple[Any, ...]]) -> None:
+        self.name, self.book = name, book
+
+    def report(self, report: Report) -> None:
+        self.book.append((self.name, report))
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        self.book.append((self.name, name, fields))
+
+    def tick(self, step: int) -> None:
+        self.book.append((self.name, step))
+
+
+def test_a_report_is_written_as_step_epoch_metrics_and_seconds() -> None:
+    report = Report(7, 1 / 3, {"train_loss": 0.5}, {"data": 0.1})
+    assert report.to_record() == {
+        "step": 7,
+        "epoch": 0.333333,
+        "metrics": {"train_loss": 0.5},
+        "seconds": {"data": 0.1},
+    }
+
+
+def test_several_observers_all_see_everything_in_their_order() -> None:
+    book: list[tuple[Any, ...]] = []
+    both = Observers(Notes("a", book), Notes("b", book))
+    report = Report(1, 0.0, {}, {})
+    both.event("start", {"step": 0})
+    both.tick(1)
+    both.report(report)
+    assert book == [
+        ("a", "start", {"step": 0}),
+        ("b", "start", {"step": 0}),
+        ("a", 1),
+        ("b", 1),
+        ("a", report),
+        ("b", report),
+    ]

@@ -1,0 +1,132 @@
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.core.errors import UserError
+from shoal.observe.records import Report
+from shoal.observe.run_folder import RunFolder
+from shoal.observe.runs import is_locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from shoal.observe.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+folder.open(None)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def report(step: int, loss: float = 0.5) -> Report:
+    return Report(step, step / 10, {"train_loss": loss}, {"data": 0.1})
+
+
+def lines(file: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write_reports(path: Path, *steps: int, resumed_step: int | None = None) -> None:
+    folder = RunFolder(path)
+    folder.open(resumed_step)
+    for step in steps:
+        folder.report(report(step))
+    folder.close()
+
+
+def test_a_folder_and_its_files_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "some" / "where"
+    folder = RunFolder(path)
+    folder.open(None)
+    before = time.time()
+    folder.event("start", {"step": 0})
+    folder.report(report(1))
+    folder.report(report(2, math.nan))
+    folder.tick(3)
+    folder.write_recipe("name: x\n")
+    # Read while the run goes on: what was reported is there at once.
+    assert lines(path / "metrics.jsonl") == [
+        {"step": 1, "epoch": 0.1, "metrics": {"train_loss": 0.5}, "seconds": {"data": 0.1}},
+        {"step": 2, "epoch": 0.2, "metrics": {"train_loss": None}, "seconds": {"data": 0.1}},
+    ]
+    (event,) = lines(path / "events.jsonl")
+    assert event["event"] == "start" and event["step"] == 0
+    assert before <= float(str(event["time"])) <= time.time()
+    assert (path / "recipe.yaml").read_text() == "name: x\n"
+    folder.write_summary({"run": "x", "metrics": {"loss": math.inf, "accuracy": 0.5}})
+    assert json.loads((path / "summary.json").read_text()) == {"run": "x", "metrics": {"loss": None, "accuracy": 0.5}}
+    assert folder.checkpoints == path / "checkpoints"
+    folder.close()
+
+
+def test_going_on_from_a_step_forgets_the_reports_after_it(tmp_path: Path) -> None:
+    write_reports(tmp_path / "run", 1, 2, 3, 4)
+    write_reports(tmp_path / "run", 3, 4, 5, resumed_step=2)
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_going_on_from_the_beginning_forgets_them_all(tmp_path: Path) -> None:
+    write_reports(tmp_path / "run", 1, 2)
+    write_reports(tmp_path / "run", 1, resumed_step=0)
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [1]
+
+
+def test_lines_that_a_crash_cut_short_do_not_swallow_the_next_ones(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    write_reports(path, 1, 2)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "metr')
+    (path / "events.jsonl").write_text('{"time": 1, "event": "start"}\n{"time": 2, "ev')
+    folder = RunFolder(path)
+    folder.open(2)
+    folder.report(report(3))
+    folder.event("resume", {})
+    folder.close()
+    assert [line["step"] for line in lines(path / "metrics.jsonl")] == [1, 2, 3]
+    events = (path / "events.jsonl").read_text().splitlines()
+    assert json.loads(events[-1])["event"] == "resume" and len(events) == 3
+
+
+def test_one_process_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        assert is_locked(path)
+        second = RunFolder(path)
+        with pytest.raises(UserError, match="is being trained by another process; stop that one first"):
+            second.open(None)
+        assert is_locked(path), "the refused one must not have opened it for others"
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert not is_locked(path)
+    second.open(None)
+    assert is_locked(path)
+    second.close()
+    assert not is_locked(path)
+
+
+def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    import fcntl
+    import threading
+
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open("r+") as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        threading.Timer(0.1, lambda: fcntl.flock(looking, fcntl.LOCK_UN)).start()
+        folder = RunFolder(tmp_path)
+        folder.open(None)
+        folder.close()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_told_with_its_option(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^--run-dir: .* cannot be written: "):
+        RunFolder(tmp_path / where).open(None)
