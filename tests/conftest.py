@@ -17,19 +17,22 @@ from shoal.launch.api import train
 settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("shoal")
 
-_MAY_CHANGE = {"PYTEST_CURRENT_TEST", "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR", "KMP_INIT_AT_FORK"}
-_MAY_CHANGE |= {"KMP_DUPLICATE_LIB_OK"}  # scikit-learn sets it on import
+_OTHERS = ("PYTEST_CURRENT_TEST", "CUBLAS_", "KMP_", "TORCH", "_TORCH", "TRITON")
+"""Variables that pytest, torch and scikit-learn set for themselves."""
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
 
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """No test changes environment variables, torch's settings, or leaves threads running."""
-    environment = {k: v for k, v in os.environ.items() if k not in _MAY_CHANGE}
+    variables = environment()
     threads = set(threading.enumerate())
     torch_state = (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype())
     yield
-    now = {k: v for k, v in os.environ.items() if k not in _MAY_CHANGE}
-    assert now == environment, "the test changed environment variables"
+    assert environment() == variables, "the test changed environment variables"
     leaked = [t for t in threading.enumerate() if t not in threads and t.is_alive() and not t.daemon]
     assert not leaked, f"the test left threads running: {leaked}"
     assert torch_state == (torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_default_dtype())

@@ -32,7 +32,7 @@ def tiny_run(run_dir: Path, overrides: dict[str, Any] | None = None) -> dict[str
     return train(TINY, overrides or {}, run_dir=run_dir, progress="silent")
 
 
-def write_own_task(folder: Path, module: str, in_loss: str = "", more: str = "") -> None:
+def write_own_task(folder: Path, module: str, in_loss: str = "") -> None:
     """A task of one's own, `MODULE:Task`, that runs `in_loss` (with `step` counting from 1) before every loss."""
     (folder / f"{module}.py").write_text(
         "import os, signal\n"
@@ -50,7 +50,6 @@ def write_own_task(folder: Path, module: str, in_loss: str = "", more: str = "")
         "        step, args = self.step, self.args\n"
         f"        {in_loss or 'pass'}\n"
         "        return (model(batch[0]) - batch[1]).square().mean()\n"
-        f"{more}"
     )
 
 

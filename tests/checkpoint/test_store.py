@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there; what has changed since it was written is found; crashes leave nothing that grows."""
+"""A checkpoint is whole or not there; damage is found; crashes leave nothing behind that grows."""
 
 import json
 import os

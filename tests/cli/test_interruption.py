@@ -1,4 +1,4 @@
-"""Signals to a real `shoal train`: once saves the present step, says how to resume and ends with 130; twice stops at once."""
+"""Signals to a real `shoal train`: once saves and says how to resume, with status 130; twice stops at once."""
 
 import json
 import os
@@ -21,15 +21,18 @@ class Slow:
 
     def datasets(self):
         torch.manual_seed(1)
-        return {"train": [(torch.randn(4), torch.randn(1)) for _ in range(64)], "val": [(torch.ones(4), torch.ones(1))] * 8}
+        train = [(torch.randn(4), torch.randn(1)) for _ in range(64)]
+        return {"train": train, "val": [(torch.ones(4), torch.ones(1))] * 8}
 
     def loss(self, model, batch):
         time.sleep(0.02)
         return (model(batch[0]) - batch[1]).pow(2).mean()
 """
-ARGUMENTS = ["task=slow_task:Slow", "train.steps=150", "data=null", "model=null", "train.global_batch=8", "optim.lr=0.01",
-             "cluster.threads_per_worker=1", "cluster.gpus_per_worker=0", "checkpoint.every_steps=1000",
-             "evaluate.every_steps=30", "checkpoint.keep_best=0", "checkpoint.metric=null", "observe.every_steps=1"]  # fmt: skip
+ARGUMENTS = (
+    "task=slow_task:Slow data=null model=null train.steps=150 train.global_batch=8 optim.lr=0.01 "
+    "cluster.threads_per_worker=1 cluster.gpus_per_worker=0 evaluate.every_steps=30 observe.every_steps=1 "
+    "checkpoint.every_steps=1000 checkpoint.keep_best=0 checkpoint.metric=null"
+).split()
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -1,6 +1,7 @@
 """One device: gradients of the mean over the step's items, whatever the micro-batches; precision; state."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def make(loss=mean_loss, count=None, model=None, **settings):
 
 def step_of(*sizes):
     edges = [0, *torch.tensor(sizes).cumsum(0).tolist()]
-    parts = [MicroBatch((INPUTS[a:b], TARGETS[a:b]), b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [MicroBatch((INPUTS[a:b], TARGETS[a:b]), b - a) for a, b in pairwise(edges)]
     return StepBatch(parts, sum(sizes))
 
 

@@ -6,7 +6,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -155,7 +155,7 @@ class _HandWrittenLoop:
         self.bench = bench
         self.device = bench.process.device
         self.model = copy.deepcopy(bench.model).to(self.device)
-        self.forward = torch.compile(self.model) if bench.recipe.train.compile else self.model
+        self.forward = cast(nn.Module, torch.compile(self.model)) if bench.recipe.train.compile else self.model
         self.optimizer = build_optimizer(self.model, bench.recipe.optim)
         self.scaler = build_scaler(bench.recipe.train.precision, self.device)
         self.autocast = autocast(bench.recipe.train.precision, self.device)

@@ -17,7 +17,8 @@ def complete_train(context: click.Context, parameter: click.Parameter, incomplet
     names = [CompletionItem(name, help=words) for name, words in shipped_recipes().items()]
     fields = [CompletionItem(f"{field}=") for field in override_fields()]
     offered = [item for item in names + fields if item.value.startswith(incomplete)]
-    return offered if offered and incomplete else [*offered, CompletionItem(incomplete, type="file")]
+    # Files first: click's script for bash forgets what came before them.
+    return offered if offered and incomplete else [CompletionItem(incomplete, type="file"), *offered]
 
 
 def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one return a kind of error
     """The command's exit status; every error becomes words on stderr."""
+    stdout = sys.stdout
     try:
         result: Any = shoal.main(arguments, prog_name="shoal", standalone_mode=False)
         sys.stdout.flush()
@@ -68,8 +69,13 @@ def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one retur
     except RunError as error:
         _complain(error)
         return 1
+    except SystemExit:
+        # The reader has seen enough (`shoal runs list | head`): click exits with 1, having put a muted stdout in place.
+        if sys.stdout is not stdout:
+            return 0
+        raise  # shell completion ends so, or the user's own code
     except BrokenPipeError:
-        # The reader has seen enough (`shoal runs list | head`); keep Python from complaining at exit.
+        # The same, noticed by the flush above; keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, click.Abort):

@@ -77,8 +77,10 @@ def torch_settings(
 
 
 def _set_allocator(settings: str) -> None:
+    # The newer name has been there since 2.9; the older one warns.
+    apply = getattr(torch._C, "_accelerator_setAllocatorSettings", torch.cuda.memory._set_allocator_settings)
     try:
-        torch.cuda.memory._set_allocator_settings(settings)
+        apply(settings)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"cluster.gpu_allocator: PyTorch refuses {settings!r}: {str(error).splitlines()[0]}") from error
 

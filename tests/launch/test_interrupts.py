@@ -1,0 +1,67 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from shoal.launch.interrupts import Interrupts
+
+TWICE = """
+import os, signal, time
+from shoal.launch.interrupts import Interrupts
+with Interrupts() as stop:
+    for _ in range(2):
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(0.1)
+    print("still here")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_to_stop_and_says_so(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    with Interrupts() as stop:
+        assert stop() is None
+        os.kill(os.getpid(), number)
+        assert stop() == number.name == stop()
+    assert f"{number.name}: saving after this step; once more to stop at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_handlers_from_before_are_put_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(ZeroDivisionError), Interrupts():
+        assert signal.getsignal(number) != before
+        raise ZeroDivisionError
+    assert signal.getsignal(number) == before
+
+
+def test_two_runs_in_one_process_each_catch_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with Interrupts() as first:
+        os.kill(os.getpid(), signal.SIGINT)
+    with Interrupts() as second:
+        assert first() == "SIGINT" and second() is None
+
+
+def test_in_another_thread_signals_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def enter() -> None:
+        with Interrupts() as stop:
+            seen.append((stop(), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [(None, before)]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_second_signal_stops_at_once(name: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", TWICE.format(name=name)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 130
+    assert ended.stdout == ""
+    assert ended.stderr.splitlines()[-1] == "stopped at once"

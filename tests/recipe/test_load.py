@@ -1,0 +1,88 @@
+"""From files, mappings and overrides to one checked recipe."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.core.errors import UserError
+from shoal.recipe.load import load_recipe, shipped_recipes
+
+
+def test_no_recipe_means_digits():
+    assert load_recipe().recipe == load_recipe(["digits"]).recipe
+    assert load_recipe().recipe.name == "digits"
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_every_shipped_recipe_loads_and_its_resolved_form_loads_to_itself(name):
+    loaded = load_recipe([name])
+    assert loaded.recipe.name == name
+    assert load_recipe([yaml.safe_load(loaded.to_yaml())]).recipe == loaded.recipe
+
+
+def test_the_shipped_recipes_are_the_promised_ones():
+    promised = "digits mnist fashion_mnist cifar10 cifar10_vit imagenet agnews shakespeare gpt2 synthetic_mlp"
+    assert set(shipped_recipes()) == set(promised.split())
+    assert all(len(words) > 20 for words in shipped_recipes().values())
+
+
+def test_a_file_is_named_by_its_stem_unless_it_says_otherwise(here: Path):
+    text = "task: image_classification\nmodel: mlp\ndata: digits\ntrain: {epochs: 1}\n"
+    (here / "my run.yaml").write_text(text)
+    assert load_recipe(["my run.yaml"]).recipe.name == "my-run"
+    (here / "other.yaml").write_text(text + "name: chosen\n")
+    assert load_recipe([here / "other.yaml"]).recipe.name == "chosen"
+
+
+def test_a_file_wins_over_a_shipped_recipe_of_the_same_name(here: Path):
+    (here / "digits").write_text("task: image_classification\nmodel: mlp\ndata: digits\ntrain: {epochs: 77}\n")
+    assert load_recipe(["digits"]).recipe.train.epochs == 77
+
+
+def test_later_sources_and_overrides_win(here: Path):
+    (here / "a.yaml").write_text("optim: {lr: 0.5, name: sgd}\n")
+    (here / "b.yaml").write_text("optim: {lr: 0.25}\n")
+    recipe = load_recipe(["digits", "a.yaml", "b.yaml"], ["optim.momentum=0.9", "optim.momentum=0.8"]).recipe
+    assert (recipe.optim.lr, recipe.optim.name, recipe.optim.momentum) == (0.25, "sgd", 0.8)
+    assert recipe.optim.schedule == "cosine"
+
+
+def test_overrides_from_python_keep_their_types():
+    recipe = load_recipe(["digits"], {"optim.lr": 0.125, "model.channels": [2, 4]}).recipe
+    assert recipe.optim.lr == 0.125 and recipe.model.channels == [2, 4]
+
+
+def test_references_are_resolved_for_the_run_and_kept_in_what_is_written(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SHOAL_TEST_LR", "0.375")
+    monkeypatch.setenv("SHOAL_TEST_DIR", "secret-place")
+    loaded = load_recipe(["mnist"], ["optim.lr=${env:SHOAL_TEST_LR}", "data.dir=${env:SHOAL_TEST_DIR}/mnist"])
+    assert loaded.recipe.optim.lr == 0.375 and loaded.recipe.data.dir == "secret-place/mnist"
+    assert "secret-place" not in loaded.to_yaml() and "${env:SHOAL_TEST_DIR}/mnist" in loaded.to_yaml()
+    again = load_recipe([yaml.safe_load(loaded.to_yaml())])
+    assert again.recipe == loaded.recipe
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optim.lr=SECRET",
+        "optim.name=SECRET",
+        "model.channels=[1, 'SECRET']",
+        "model.name=SECRET",
+        "train=SECRET",
+        "data={name: digits, x: 'SECRET'}",
+        "checkpoint.metric=SECRET",
+        "parallel.strategy=SECRET",
+    ],
+)
+def test_an_error_shows_the_reference_and_not_the_secret(override: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SHOAL_TEST_SECRET", "hunter2")
+    with pytest.raises(UserError) as caught:
+        load_recipe(["digits"], [override.replace("SECRET", "${env:SHOAL_TEST_SECRET}")])
+    assert "hunter2" not in str(caught.value)
+
+
+def test_micro_batch_follows_from_the_global_batch():
+    assert load_recipe(["digits"]).recipe.micro_batch == 64
+    assert load_recipe(["digits"], ["train.micro_batch=16"]).recipe.micro_batch == 16

@@ -1,0 +1,79 @@
+"""The promises that need a GPU to be seen; skipped where there is none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.core.errors import RunError, UserError
+from shoal.observe.runs import curves, read_events
+from tests.small_recipes import NAMES, small
+from tests.train.test_exact_resume import HARD, comparable, run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resumed_is_the_same_as_never_stopped(name: str, here: Path) -> None:
+    if name == "digits" and not _has_sklearn():
+        pytest.skip("needs scikit-learn")
+    own = {"cluster.gpus_per_worker": 1, "train.deterministic": True}
+    overrides = small(name, here / "data", 16) | HARD[name] | own
+    reference = run(overrides, name, here / "whole")
+    assert run(overrides, name, here / "stopped", stop_at=5)["status"] == "interrupted"
+    final = run(overrides, name, here / "stopped")
+    assert final["resumed_from_step"] == 5
+    assert final["weights_sha256"] == reference["weights_sha256"]
+    assert comparable(here / "stopped") == comparable(here / "whole")
+
+
+def _has_sklearn() -> bool:
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def test_cpu_and_gpu_give_nearly_the_same_losses(here: Path) -> None:
+    losses = []
+    for gpus in (0, 1):
+        fields = small("shakespeare", here / "data", 10) | {"cluster.gpus_per_worker": gpus}
+        run(fields, "shakespeare", here / f"run{gpus}")
+        losses.append([value for _, value in curves(here / f"run{gpus}")["train_loss"]])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_a_gpu_is_taken_by_default_and_named(here: Path) -> None:
+    run(small("synthetic_mlp", here / "data", 2), "synthetic_mlp", here / "run")
+    (worker,) = next(event for event in read_events(here / "run") if event["event"] == "workers")["workers"]
+    assert worker["device"] == "cuda:0" and worker["device_name"] == torch.cuda.get_device_name()
+
+
+def test_out_of_memory_is_told_with_a_remedy(here: Path) -> None:
+    fields = small("synthetic_mlp", here / "data", 2) | {"model.hidden": [60_000], "cluster.gpu_memory_fraction": 0.001}
+    with pytest.raises(RunError, match=r"out of memory .* train\.micro_batch below 16"):
+        run(fields, "synthetic_mlp", here / "run")
+
+
+def test_allocator_settings_are_taken_or_refused(here: Path) -> None:
+    script = (
+        "import sys; from shoal.launch.api import train\n"
+        "overrides = {'train.steps': 2, 'data.samples': 100, 'cluster.gpu_allocator': sys.argv[1]}\n"
+        "train('synthetic_mlp', overrides, progress='silent')\n"
+    )
+    good = [sys.executable, "-c", script, "expandable_segments:True,max_split_size_mb:256"]
+    subprocess.run(good, cwd=here, check=True)
+    with pytest.raises(UserError, match=r"cluster\.gpu_allocator: PyTorch refuses"):
+        run({"cluster.gpu_allocator": "no_such_setting:1", "train.steps": 1}, "synthetic_mlp", here / "bad")
+
+
+def test_compiled_trains_to_nearly_the_same_losses(here: Path) -> None:
+    losses = []
+    for compiled in (False, True):
+        fields = small("gpt2", here / "data", 8) | {"train.compile": compiled, "train.precision": "bf16"}
+        run(fields, "gpt2", here / f"run{compiled}")
+        losses.append([value for _, value in curves(here / f"run{compiled}")["train_loss"]])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)

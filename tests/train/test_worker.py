@@ -1,0 +1,242 @@
+"""A run as a whole: what is built, how it ends, and what is written down."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.core.errors import RunError, UserError
+from shoal.observe.runs import curves, read_events, read_metrics
+from tests.small_recipes import small
+
+TASKS = """
+import random, numpy as np, torch
+from torch import nn
+
+SEEN = []
+
+class Base:
+    def model(self):
+        return nn.Linear(3, 1)
+    def datasets(self):
+        g = torch.Generator().manual_seed(0)
+        x = torch.randn(37, 3, generator=g)
+        y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
+        return {"train": list(zip(x, y)), "val": list(zip(x[:10], y[:10]))}
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).pow(2).mean()
+
+class Metrics(Base):
+    def metrics(self, model, batch):
+        assert not model.training
+        SEEN.append(len(batch[0]))
+        error = (model(batch[0]) - batch[1]).abs()
+        return {"mae": error.mean(), "worst": (error.max(), 1)}
+
+class NoValidation(Base):
+    def datasets(self):
+        return {"train": super().datasets()["train"]}
+
+class Empty(Base):
+    def datasets(self):
+        return {"train": []}
+
+class NoTrain(Base):
+    def datasets(self):
+        return []
+
+class NoItems(Base):
+    def datasets(self):
+        return {"train": iter([1])}
+
+class WrongModel(Base):
+    def model(self):
+        return 3
+
+class Raises(Base):
+    def loss(self, model, batch):
+        raise KeyError("a bug in the task")
+
+class LossOnly:
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+def build(width, spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, spec.num_classes))
+
+def data(size=40):
+    x = torch.randn(size, 1, 8, 8)
+    return {"train": list(zip(x, (x.mean((1, 2, 3)) > 0).long())), "val": list(zip(x, (x.mean((1, 2, 3)) > 0).long()))}
+"""
+
+
+@pytest.fixture
+def own(here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "own_tasks.py").write_text(TASKS)
+    import sys
+
+    sys.modules.pop("own_tasks", None)
+
+    def recipe(name: str, **fields):
+        return {"task": f"own_tasks:{name}", "train": {"steps": 12, "global_batch": 8}, "optim": {"lr": 0.05}, **fields}
+
+    return recipe
+
+
+def test_a_task_of_ones_own_trains_and_reports_its_metrics(train_here, own):
+    summary = train_here(own("Metrics"), overrides={"train.steps": 200})
+    assert summary["status"] == "done"
+    assert summary["metrics"].keys() == {"train_loss", "val_mae", "val_worst", "val_loss"}
+    assert summary["metrics"]["val_loss"] < 0.01
+    import own_tasks
+
+    assert sum(own_tasks.SEEN) % 10 == 0 and set(own_tasks.SEEN) == {8, 2}, "every sample once an evaluation"
+
+
+def test_metrics_are_weighted_by_what_they_count(train_here, own):
+    """val_mae is a mean over 10 samples in batches of 8 and 2: not the mean of two means."""
+    one = train_here(own("Metrics"), overrides={"evaluate.batch": 10})
+    other = train_here(own("Metrics"), overrides={"evaluate.batch": 3})
+    assert one["metrics"]["val_mae"] == pytest.approx(other["metrics"]["val_mae"], rel=1e-6)
+    assert one["metrics"]["val_loss"] == pytest.approx(other["metrics"]["val_loss"], rel=1e-6)
+
+
+def test_without_validation_data_there_is_no_evaluation(train_here, own):
+    assert train_here(own("NoValidation"))["metrics"].keys() == {"train_loss"}
+
+
+def test_a_loss_alone_goes_with_shipped_data_and_model(train_here, own):
+    summary = train_here(own("LossOnly", data="digits", model={"name": "mlp", "hidden": [8]}))
+    assert "val_loss" in summary["metrics"]
+
+
+def test_own_model_and_own_data_go_with_a_shipped_task(train_here, own):
+    model = {"name": "own_tasks:build", "args": {"width": 5}}
+    summary = train_here({"task": "image_classification", "model": model, "data": "digits", "train": {"steps": 3}})
+    assert "val_accuracy" in summary["metrics"]
+    data = {"name": "own_tasks:data", "args": {"size": 16}}
+    with pytest.raises(UserError):  # nothing says how many classes this data has
+        train_here({"task": "image_classification", "model": "mlp", "data": data, "train": {"steps": 3}})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Empty", "data: the train dataset is empty"),
+        ("NoTrain", "should return {'train': ..., 'val': ...}"),
+        ("NoItems", "needs __len__ and __getitem__"),
+        ("WrongModel", r"model\(\) of own_tasks:WrongModel returned int"),
+    ],
+)
+def test_a_task_that_is_wrong_is_told_before_anything_is_written(train_here, own, here, name, words):
+    with pytest.raises(UserError, match=words):
+        train_here(own(name))
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("field", ["early_stop.metric", "checkpoint.metric"])
+def test_watching_a_metric_needs_validation_data(train_here, own, field):
+    with pytest.raises(UserError, match="needs a validation dataset"):
+        train_here(own("NoValidation"), overrides={field: "val_loss"})
+
+
+def test_an_error_in_the_users_code_is_raised_as_it_is_and_written_down(train_here, own, here):
+    with pytest.raises(KeyError, match="a bug in the task"):
+        train_here(own("Raises"), run_dir="r")
+    assert json.loads((here / "r" / "summary.json").read_text())["status"] == "failed"
+    failed = next(event for event in read_events(here / "r") if event["event"] == "failed")
+    assert failed["error"] == "KeyError" and failed["step"] == 0
+
+
+def test_early_stopping_ends_the_run_and_says_so(train_here, own, here):
+    fields = {"early_stop.patience": 2, "early_stop.min_delta": 1e9, "evaluate.every_steps": 2}
+    summary = train_here(own("Metrics"), overrides=fields, run_dir="r")
+    assert (summary["status"], summary["ended_by"], summary["step"]) == ("done", "early_stop", 6)
+    assert any(event["event"] == "early_stop" for event in read_events(here / "r"))
+
+
+def test_diverging_is_told_with_a_remedy_and_no_checkpoint_of_it_is_kept(train_here, own, here):
+    with pytest.raises(RunError, match=r"train loss became (inf|nan) .* lower optim\.lr \(now 1e\+10\)"):
+        train_here(own("Base"), overrides={"optim.name": "sgd", "optim.lr": 1e10, "train.steps": 100}, run_dir="r")
+    assert not list((here / "r").glob("checkpoints/step-*"))
+
+
+def test_accumulation_gives_the_same_losses_as_the_whole_batch(train_here, here):
+    losses = {}
+    for micro in (32, 8, 4):
+        train_here(
+            "synthetic_mlp",
+            overrides=small("synthetic_mlp", here / "d", 12)
+            | {"train.global_batch": 32, "train.micro_batch": micro, "evaluate.every_steps": 100},
+            run_dir=f"r{micro}",
+        )
+        losses[micro] = [value for _, value in curves(here / f"r{micro}")["train_loss"]]
+    assert losses[8] == pytest.approx(losses[32], rel=1e-5)
+    assert losses[4] == pytest.approx(losses[32], rel=1e-5)
+
+
+def test_reports_tell_the_mean_loss_since_the_last_one(train_here, here):
+    fine = small("synthetic_mlp", here / "d", 12) | {"evaluate.every_steps": 100}
+    train_here("synthetic_mlp", overrides=fine, run_dir="fine")
+    train_here("synthetic_mlp", overrides=fine | {"observe.every_steps": 6}, run_dir="coarse")
+    each = [value for _, value in curves(here / "fine")["train_loss"]]
+    coarse = dict(curves(here / "coarse")["train_loss"])
+    assert coarse[1] == pytest.approx(each[0])
+    assert coarse[6] == pytest.approx(sum(each[1:6]) / 5, rel=1e-5)
+    assert coarse[12] == pytest.approx(sum(each[6:]) / 6, rel=1e-5)
+
+
+def test_the_short_last_batch_of_an_epoch_is_weighted_by_its_samples(train_here, here):
+    """300 samples in batches of 128: 128, 128, 44. The window's loss is a mean over samples, not over batches."""
+    base = small("synthetic_mlp", here / "d", 3) | {"train.global_batch": 128, "optim.lr": 1e-12, "data.samples": 300}
+    train_here("synthetic_mlp", overrides=base | {"observe.every_steps": 1}, run_dir="r")
+    train_here(
+        "synthetic_mlp",
+        overrides=base | {"observe.every_steps": 1, "train.global_batch": 300, "train.steps": 1},
+        run_dir="w",
+    )
+    parts = [value for _, value in curves(here / "r")["train_loss"]]
+    whole = curves(here / "w")["train_loss"][0][1]
+    assert (parts[0] * 128 + parts[1] * 128 + parts[2] * 44) / 300 == pytest.approx(whole, rel=1e-5)
+
+
+def test_checkpoints_are_kept_by_the_policy(train_here, here):
+    fields = {"checkpoint.every_steps": 2, "checkpoint.keep_last": 1, "checkpoint.keep_best": 1}
+    fields |= {"checkpoint.metric": "val_accuracy", "checkpoint.mode": "min", "evaluate.every_steps": 2}
+    train_here("synthetic_mlp", overrides=small("synthetic_mlp", here / "d", 10) | fields, run_dir="r")
+    accuracy = dict(curves(here / "r")["val_accuracy"])
+    worst = min(accuracy, key=lambda step: (accuracy[step], step))
+    kept = {int(path.name.removeprefix("step-")) for path in (here / "r" / "checkpoints").iterdir()}
+    assert kept == {worst, 10}
+
+
+def test_the_same_recipe_gives_the_same_weights_and_another_seed_others(train_here, here):
+    fields = small("digits", here / "d", 6)
+    first = train_here("digits", overrides=fields)["weights_sha256"]
+    torch.rand(17)
+    assert train_here("digits", overrides=fields)["weights_sha256"] == first
+    assert train_here("digits", overrides=fields | {"train.seed": 1})["weights_sha256"] != first
+
+
+def test_loader_workers_do_not_change_the_result(train_here, here):
+    fields = small("imagenet", here / "d", 6)
+    assert (
+        train_here("imagenet", overrides=fields)["weights_sha256"]
+        == train_here("imagenet", overrides=fields | {"data.workers": 2})["weights_sha256"]
+    )
+
+
+def test_seconds_add_up_and_rates_are_told(train_here, here):
+    summary = train_here("shakespeare", overrides=small("shakespeare", here / "d", 8), run_dir="r")
+    assert summary["tokens_per_s"] == pytest.approx(16 * summary["samples_per_s"], rel=0.01)
+    assert 0 < summary["goodput"] < 1
+    assert summary["time_to_first_step_s"] > 0
+    records = read_metrics(here / "r")
+    inside = sum(record["seconds"].get("forward_backward", 0) for record in records)
+    assert inside == pytest.approx(summary["seconds"]["forward_backward"], rel=0.05)
+
+
+def test_deterministic_can_be_asked_for_on_a_cpu(train_here, here):
+    summary = train_here("digits", overrides=small("digits", here / "d", 2) | {"train.deterministic": True})
+    assert summary["status"] == "done" and not torch.are_deterministic_algorithms_enabled()
