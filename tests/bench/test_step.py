@@ -70,7 +70,7 @@ def test_a_recipe_that_brings_no_data_or_model_of_its_own_is_refused() -> None:
 def test_data_that_is_read_item_by_item_is_refused(here: Path) -> None:
     (here / "items_of_bench_step.py").write_text("def build(): return {'train': [(0, 0)] * 8}\n")
     with pytest.raises(UserError, match=r"data.name: items_of_bench_step:build is read item by item"):
-        measure(recipe(data="items_of_bench_step:build"), steps=1, rounds=1, warmup=1)
+        measure(load_recipe([TRIVIAL], {"data": "items_of_bench_step:build"}).recipe, steps=1, rounds=1, warmup=1)
 
 
 ARGUMENTS = ["bench", "step", "cluster.gpus_per_worker=0", "--steps", "3", "--rounds", "2"]

@@ -13,6 +13,7 @@ from shoal.data.build import build_datasets
 from shoal.data.dataset import BatchDataset
 from shoal.data.loader import train_batches
 from shoal.data.order import Order
+from shoal.parallel.numerics import torch_settings
 from shoal.recipe.schema import Recipe
 
 
@@ -42,11 +43,12 @@ def measure(recipe: Recipe, rounds: int, max_samples: int = 60_000) -> dict[str,
         return sum(len(item[0]) for item in loader)
 
     rates: dict[str, list[float]] = {"shoal": [], "dataloader": []}
-    for _ in range(rounds):
-        for name, read in (("shoal", ours), ("dataloader", theirs)):
-            started = time.perf_counter()
-            count = read()
-            rates[name].append(count / (time.perf_counter() - started))
+    with torch_settings(threads=recipe.cluster.threads_per_worker):
+        for _ in range(rounds):
+            for name, read in (("shoal", ours), ("dataloader", theirs)):
+                started = time.perf_counter()
+                count = read()
+                rates[name].append(count / (time.perf_counter() - started))
     ratios = [a / b for a, b in zip(rates["shoal"], rates["dataloader"], strict=True)]
     return {
         "recipe": recipe.name,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -39,9 +40,15 @@ def flip_where(images: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
     """uint8 `[B, C, H, W]` images as float32 with mean 0 and deviation 1 per channel; mean and std are for 0..1."""
-    shift = torch.tensor(mean).mul_(255).view(1, -1, 1, 1)
-    scale = torch.tensor(std).mul_(255).view(1, -1, 1, 1)
-    return images.to(torch.float32, memory_format=torch.contiguous_format).sub_(shift).div_(scale)
+    scale, shift = _scale_and_shift(tuple(mean), tuple(std))
+    # One pass that converts and scales, one that shifts: half the time of converting first.
+    return (images.contiguous() * scale).sub_(shift)
+
+
+@cache
+def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    deviation = torch.tensor(std).view(1, -1, 1, 1)
+    return 1 / (255 * deviation), torch.tensor(mean).view(1, -1, 1, 1) / deviation
 
 
 @dataclass(frozen=True)

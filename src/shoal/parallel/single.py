@@ -40,8 +40,8 @@ class SingleUnit:
         # What to divide by is known before the first forward pass, so that every backward adds its final share.
         # It is counted on the host, where the batches still are: the device is not waited for.
         expected = step.num_samples if count_items is None else sum(int(count_items(m.data)) for m in step.microbatches)
-        sums: list[torch.Tensor] = []
-        counts: list[Count] = []
+        terms: list[tuple[torch.Tensor, int]] = []
+        total: Count = 0
         for micro in step.microbatches:
             batch = self._to_device(micro.data)
             with self.autocast:
@@ -50,17 +50,16 @@ class SingleUnit:
             if isinstance(loss, tuple):
                 loss_sum, count = loss
                 share = loss_sum / expected
-                sums.append(loss_sum.detach())
+                terms.append((loss_sum.detach(), 1))
             else:
                 count = micro.num_samples
                 share = loss if count == expected else loss * (count / expected)
-                sums.append(loss.detach() * count)
-            counts.append(count)
+                terms.append((loss.detach(), count))
+            total = total + count
             self._backward(share)
-        total = StepLoss(sum(sums[1:], sums[0]), sum(counts[1:], counts[0]))
         if count_items is None:
-            self._rescale_gradients(expected, total.count)
-        return total
+            self._rescale_gradients(expected, total)
+        return StepLoss(terms, total)
 
     def _backward(self, loss: torch.Tensor) -> None:
         if self.scaler is not None:

@@ -24,9 +24,12 @@ class StepSettings:
 
 @dataclass(slots=True)
 class StepLoss:
-    """This worker's part of a step's loss: sum and count, still on the device."""
+    """This worker's part of a step's loss, still on the device: terms to add up, each with its weight, and their count.
 
-    sum: torch.Tensor
+    Kept as terms, because whoever adds them up can weight and add in one operation.
+    """
+
+    terms: list[tuple[torch.Tensor, int]]
     count: Count
 
 

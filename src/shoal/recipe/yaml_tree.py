@@ -50,6 +50,14 @@ _Dumper.yaml_implicit_resolvers = {
 }
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Other quotes would let some line breaks through as they are (U+0085), to be read back as another.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def to_yaml(tree: Tree) -> str:
     """The tree as YAML that `read_yaml`, and any other reader, reads back as it was."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

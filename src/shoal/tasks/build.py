@@ -28,6 +28,8 @@ def build_task(section: Section) -> Any:
         inspect.signature(kind).bind(**section.args)
     except TypeError as error:
         raise UserError(f"task.args: {section.name}{inspect.signature(kind)} does not take them: {error}") from None
+    except ValueError:
+        pass  # written in C, without a signature: calling it will tell
     task = kind(**section.args)
     if not callable(getattr(task, "loss", None)):
         raise UserError(f"task.name: {section.name} has no method loss(model, batch)")

@@ -50,7 +50,7 @@ class Training:
 
 
 class LossWindow:
-    """Loss since the last report, added up on the device; reading it waits for the device."""
+    """Loss since the last report, added up on the device in double; reading it waits for the device."""
 
     def __init__(self, total: float = 0.0, count: int = 0) -> None:
         self.total: torch.Tensor | float = total
@@ -58,7 +58,10 @@ class LossWindow:
 
     def add(self, loss: StepLoss) -> None:
         """Add a step's."""
-        self.total = self.total + loss.sum
+        if not isinstance(self.total, torch.Tensor):
+            self.total = torch.tensor(self.total, dtype=torch.float64, device=loss.terms[0][0].device)
+        for value, weight in loss.terms:
+            self.total.add_(value, alpha=weight)
         self.count = self.count + loss.count
 
     def read(self) -> tuple[float, int]:

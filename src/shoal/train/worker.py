@@ -181,7 +181,7 @@ def _run(run: Training, folder: RunFolder, observer: Observer, origin: Origin) -
     """The loop and how it ended, written down whichever way that is."""
     try:
         ending = run_loop(run)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - written down, then raised again
         failure = _as_failure(error, origin.run_dir)
         message = str(failure) or type(failure).__name__
         with contextlib.suppress(OSError):  # the disk may be what failed
