@@ -86,12 +86,14 @@ def _train(
     from shoal.launch.interrupts import Interrupts
     from shoal.launch.run import Launch, launch, prepare, resume_command
     from shoal.observe.console import make_console
+    from shoal.observe.logs import hide_logs, show_logs
 
     prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume)
     if dry_run:
         click.echo(prepared.loaded.to_yaml(), nl=False)
         return 0
     console = make_console("json" if log_json else "auto")
+    logs = show_logs(as_json=log_json)
     error: Exception | None = None
     with Interrupts() as stop:
         try:
@@ -103,6 +105,7 @@ def _train(
             summary = _failed(prepared.run_dir, failure)
         finally:
             console.close()
+            hide_logs(logs)
     if error is not None:
         if as_json:
             _print_json(summary)
