@@ -53,7 +53,7 @@ def test_without_a_command_the_help_is_shown(capfd: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("trian", "No such command 'trian'"),
+        ("trian", "No such command; allowed: bench, checkpoints, completion, runs, train; did you mean train?"),
         ("train --nonsense", "No such option"),
         ("train --launcher slurm", "'slurm' is not one of"),
         ("runs show", "Missing argument 'RUN'"),

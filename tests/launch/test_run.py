@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import UserError
-from shoal.launch.run import Launch, launch, new_run_dir, prepare, resume_command
+from shoal.launch.run import Launch, launch, new_run_dir, prepare
 from shoal.observe.console import SilentConsole
-from shoal.observe.runs import read_events, read_metrics, read_run
+from shoal.observe.runs import read_events, read_metrics, read_run, resume_command
 from tests.tiny import TINY, own_recipe, tiny_run, write_own_task
 
 

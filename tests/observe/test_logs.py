@@ -32,4 +32,5 @@ def test_a_download_that_fails_is_told_of_while_it_is_tried(
     lines = capfd.readouterr().err.splitlines()
     logged = json.loads(lines[0])
     assert logged["level"] == "warning" and "127.0.0.1" in logged["message"]
-    assert lines[-1].startswith("error: data.dir: train-images-idx3-ubyte.gz not found")
+    told = json.loads(lines[-1])
+    assert told["level"] == "error" and told["message"].startswith("data.dir: train-images-idx3-ubyte.gz not found")

@@ -86,3 +86,29 @@ def test_an_error_shows_the_reference_and_not_the_secret(override: str, monkeypa
 def test_micro_batch_follows_from_the_global_batch():
     assert load_recipe(["digits"]).recipe.micro_batch == 64
     assert load_recipe(["digits"], ["train.micro_batch=16"]).recipe.micro_batch == 16
+
+
+def test_a_run_of_several_files_is_named_by_the_first_unless_one_says_otherwise(here: Path):
+    (here / "a.yaml").write_text("optim: {lr: 0.5}\n")
+    (here / "b.yaml").write_text("name: chosen\n")
+    assert load_recipe(["digits", "a.yaml"]).recipe.name == "digits"
+    assert load_recipe(["b.yaml", "digits", "a.yaml"]).recipe.name == "chosen"
+
+
+def test_an_error_in_an_override_says_so(here: Path):
+    with pytest.raises(UserError, match=r"resnet19.*\[override\]"):
+        load_recipe(["digits"], ["model=resnet19"])
+
+
+def test_a_number_from_the_environment_is_text_where_text_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SHOAL_TEST_NUMBER", "0123456")
+    loaded = load_recipe(
+        ["mnist"], ["data.dir=${env:SHOAL_TEST_NUMBER}", "train.global_batch=${env:SHOAL_TEST_NUMBER}"]
+    )
+    assert loaded.recipe.data.dir == "0123456" and loaded.recipe.train.global_batch == 123456
+
+
+def test_an_unquoted_reference_in_braces_is_told_how_to_be_written(here: Path):
+    (here / "r.yaml").write_text("data: {name: mnist, dir: ${env:HOME}}\n")
+    with pytest.raises(UserError, match=r'line 1: not valid YAML: .*quotes around references: "\$\{env:NAME\}"'):
+        load_recipe(["r.yaml"])

@@ -1,6 +1,8 @@
 """A run as a whole: what is built, how it ends, and what is written down."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,8 +76,6 @@ def data(size=40):
 @pytest.fixture
 def own(here: Path, monkeypatch: pytest.MonkeyPatch):
     (here / "own_tasks.py").write_text(TASKS)
-    import sys
-
     sys.modules.pop("own_tasks", None)
 
     def recipe(name: str, **fields):
@@ -240,3 +240,36 @@ def test_seconds_add_up_and_rates_are_told(train_here, here):
 def test_deterministic_can_be_asked_for_on_a_cpu(train_here, here):
     summary = train_here("digits", overrides=small("digits", here / "d", 2) | {"train.deterministic": True})
     assert summary["status"] == "done" and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_second_process_is_refused_before_it_touches_a_checkpoint(train_here, here):
+    """A corrupt checkpoint of a run that is being trained is that run's business."""
+    from shoal.observe.run_folder import RunFolder
+
+    train_here("digits", overrides=small("digits", here / "d", 4), run_dir="r")
+    (here / "r" / "checkpoints" / "step-00000004" / "state.json").write_text("{}")
+    before = sorted(path.name for path in (here / "r" / "checkpoints").iterdir())
+    busy = RunFolder(here / "r")
+    busy.lock()
+    try:
+        with pytest.raises(UserError, match="is being trained by another process"):
+            train_here(resume="r", overrides={"train.steps": 9})
+    finally:
+        busy.close()
+    assert sorted(path.name for path in (here / "r" / "checkpoints").iterdir()) == before
+
+
+def test_a_full_disk_is_told_in_words(here):
+    script = (
+        "import resource, sys\n"
+        "from shoal.cli.main import run\n"
+        "import shoal.launch.local, shoal.data.digits\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
+        "sys.exit(run(['train', 'digits', 'train.steps=400', 'observe.every_steps=1', 'cluster.threads_per_worker=1',\n"
+        "              'evaluate.every_steps=1000', 'checkpoint.every_steps=1000', '--run-dir', 'r', '--json']))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "error: r cannot be written: File too large; make room, then resume the run" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["status"] == "failed"

@@ -35,6 +35,17 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"shoal.cli.{name}").command
         return command
 
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name for one that does not exist."""
+        name = arguments[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            from shoal.core.section import one_of
+
+            raise UserError(f"shoal {name}: No such command; {one_of(name, _COMMANDS)}")
+        return super().resolve_command(context, arguments)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))

@@ -2,15 +2,19 @@
 
 import json
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shoal.cli.completing import complete_run, complete_train
 from shoal.core.errors import RunError, UserError
-from shoal.recipe.load import load_recipe, shipped_recipes
+from shoal.recipe.load import shipped_recipes
 from shoal.recipe.merge import is_override
+
+if TYPE_CHECKING:
+    from shoal.launch.run import Prepared
 
 
 @click.command("train")
@@ -56,10 +60,14 @@ def command(
         overrides.append(f"cluster.workers={workers}")
     if gpu:
         overrides.append("cluster.gpus_per_worker=1")
-    if dry_run and resume is None:
-        click.echo(load_recipe(recipes, overrides).to_yaml(), nl=False)
-        return 0
-    return _train(recipes, overrides, run_dir, resume, as_json, log_json, dry_run)
+    try:
+        return _train(recipes, overrides, run_dir, resume, as_json, log_json, dry_run)
+    except (UserError, RunError) as error:
+        if not log_json:
+            raise
+        for line in [*str(error).splitlines(), *getattr(error, "__notes__", [])]:
+            _say_json("error", line)
+        return 2 if isinstance(error, UserError) else 1
 
 
 def _list(as_json: bool) -> int:
@@ -82,49 +90,62 @@ def _train(
     log_json: bool,
     dry_run: bool,
 ) -> int:
-    from shoal.cli.main import STARTED
-    from shoal.launch.interrupts import Interrupts
-    from shoal.launch.run import Launch, launch, prepare, resume_command
-    from shoal.observe.console import make_console
-    from shoal.observe.logs import hide_logs, show_logs
+    from shoal.launch.run import prepare
 
     prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume)
     if dry_run:
         click.echo(prepared.loaded.to_yaml(), nl=False)
         return 0
-    console = make_console("json" if log_json else "auto")
-    logs = show_logs(as_json=log_json)
-    error: Exception | None = None
-    with Interrupts() as stop:
-        try:
-            summary = launch(prepared, Launch(console, stop, STARTED))
-        except UserError:
-            raise
-        except Exception as failure:  # noqa: BLE001 - told by main, after the JSON line that scripts wait for
-            error = failure
-            summary = _failed(prepared.run_dir, failure)
-        finally:
-            console.close()
-            hide_logs(logs)
-    if error is not None:
-        if as_json:
-            _print_json(summary)
-        if isinstance(error, RunError) and (prepared.run_dir / "checkpoints").is_dir():
-            error.add_note(f"to go on from the last checkpoint: {resume_command(prepared.run_dir)}")
-        raise error
-    interrupted = summary["status"] == "interrupted"
-    if interrupted:
-        summary["resume"] = resume_command(prepared.run_dir)
+    say = _say_json if log_json else _say
     if prepared.finished is not None:
-        click.echo(f"{prepared.run_dir} is already done; raise train.epochs or train.steps to train on", err=True)
+        say("warning", f"{prepared.run_dir} is already done; raise train.epochs or train.steps to train on")
+    summary = _carry_out(prepared, as_json, log_json)
     if as_json:
         _print_json(summary)
     else:
         _print_table(summary)
-    if interrupted:
-        click.echo(f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}", err=True)
-        return 130
-    return 0
+    if summary["status"] != "interrupted":
+        return 0
+    say("warning", f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}")
+    return 130
+
+
+def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool) -> dict[str, Any]:
+    """Train, shown as asked for; a failure is raised after the JSON line that scripts wait for."""
+    from shoal.cli.main import STARTED
+    from shoal.launch.interrupts import Interrupts
+    from shoal.launch.run import Launch, launch
+    from shoal.observe.console import make_console
+    from shoal.observe.logs import hide_logs, show_logs
+    from shoal.observe.runs import resume_command
+
+    console = make_console("json" if log_json else "auto")
+    logs = show_logs(as_json=log_json)
+    try:
+        with Interrupts(as_json=log_json) as stop:
+            return launch(prepared, Launch(console, stop, STARTED))
+    except UserError:
+        raise
+    except Exception as error:
+        if as_json:
+            _print_json(_failed(prepared.run_dir, error))
+        if isinstance(error, RunError) and list((prepared.run_dir / "checkpoints").glob("step-*")):
+            error.add_note(f"to go on from the last checkpoint: {resume_command(prepared.run_dir)}")
+        raise
+    finally:
+        console.close()
+        hide_logs(logs)
+
+
+def _say(level: str, message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _say_json(level: str, message: str) -> None:
+    from shoal.core.storage import to_json_line
+
+    record = {"time": time.time(), "event": "log", "level": level, "logger": "shoal", "message": message}
+    click.echo(to_json_line(record), err=True)
 
 
 def _failed(run_dir: Path, error: Exception) -> dict[str, Any]:

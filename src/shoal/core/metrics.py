@@ -9,7 +9,7 @@ def less_is_better(metric: str, mode: str = "auto") -> bool:
     """Whether a smaller value of `metric` is better, by `mode` or, for `auto`, by its name."""
     if mode != "auto":
         return mode == "min"
-    return metric.rsplit("_", 1)[-1] in _LESS_IS_BETTER
+    return not set(metric.split("_")).isdisjoint(_LESS_IS_BETTER)
 
 
 def is_better(value: float, best: float, metric: str, mode: str = "auto", min_delta: float = 0.0) -> bool:

@@ -3,14 +3,18 @@
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
+
+from shoal.core.storage import to_json_line
 
 
 class Interrupts:
     """Catches the signals while it is entered; call it to learn whether to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
         self.received: str | None = None
         self._saved: dict[int, Any] = {}
 
@@ -30,8 +34,17 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            # Straight to the file descriptor: the interrupted code may hold the stream's lock.
-            os.write(2, b"\x1b[?25h\nstopped at once\n" if os.isatty(2) else b"stopped at once\n")
+            self._say("stopped at once", prefix="\x1b[?25h\n")
             os._exit(130)
         self.received = signal.Signals(number).name
-        os.write(2, f"\n{self.received}: saving after this step; once more to stop at once\n".encode())
+        self._say(f"{self.received}: saving after this step; once more to stop at once", prefix="\n")
+
+    def _say(self, message: str, prefix: str) -> None:
+        """Straight to the file descriptor: the interrupted code may hold the stream's lock."""
+        if self.as_json:
+            record = {"time": time.time(), "event": "log", "level": "warning", "logger": "shoal", "message": message}
+            text = to_json_line(record)
+        else:
+            # On a terminal: out of the bar's line, and with the cursor that the bar hides.
+            text = (prefix if os.isatty(2) else "") + message
+        os.write(2, f"{text}\n".encode())

@@ -1,7 +1,6 @@
 """Starting a run: where it goes, what it goes on from, and who carries it out."""
 
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,8 @@ from typing import Any
 from shoal.core.errors import UserError
 from shoal.observe.records import Observer
 from shoal.observe.runs import differing_fields, find_run, read_run
-from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe
-from shoal.recipe.merge import merge, overlay_of, parse_overrides
+from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe, origins_with
+from shoal.recipe.merge import merge, overlay_of, override_paths
 from shoal.recipe.yaml_tree import read_yaml
 
 _FIXED = ("task", "model", "train.global_batch", "train.seed")
@@ -61,26 +60,17 @@ def new_run_dir(name: str, root: Path = Path("runs")) -> Path:
 def _prepare_resume(name: str, overrides: Iterable[str] | Mapping[str, Any]) -> Prepared:
     folder = find_run(name)
     tree, origins = read_yaml(folder / "recipe.yaml")
-    by_path = (
-        {tuple(key.split(".")): value for key, value in overrides.items()}
-        if isinstance(overrides, Mapping)
-        else parse_overrides(overrides)
-    )
+    by_path = override_paths(overrides)
     changed = merge(tree, overlay_of(by_path))
     for dotted in differing_fields([tree, changed]):
         fixed = dotted.startswith("data.") and dotted not in _FREE_DATA
         if fixed or any(dotted == name or dotted.startswith(name + ".") for name in _FIXED):
             raise UserError(f"{dotted}: cannot change when a run is resumed; start a new run for that")
-    loaded = check_tree(changed, origins | dict.fromkeys(by_path, "override"))
+    loaded = check_tree(changed, origins_with(origins, by_path))
     run = read_run(folder)
     same = not differing_fields([tree, changed])
     is_done = run.summary.get("status") == run.status == "done"
     return Prepared(loaded, folder, resume=True, finished=run.summary if is_done and same else None)
-
-
-def resume_command(run_dir: Path | str) -> str:
-    """What to type to go on."""
-    return f"shoal train --resume {shlex.quote(str(run_dir))}"
 
 
 @dataclass(frozen=True)

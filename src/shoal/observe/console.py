@@ -14,6 +14,7 @@ from shoal.observe.records import Report
 
 _REFRESH_S = 0.2
 _LINE_EVERY_S = 2.0
+_IN_BAR = ("train_loss", "samples_per_s")
 
 
 def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineConsole | JsonConsole | SilentConsole":
@@ -31,8 +32,9 @@ def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineC
 
 
 def describe(metrics: dict[str, float], names: tuple[str, ...] = ()) -> str:
-    """`train_loss 0.1234  val_accuracy 98.12%`"""
-    shown = {name: metrics[name] for name in names if name in metrics} if names else metrics
+    """`train_loss 0.1234  val_accuracy 98.12%`: those of `names`, in their order, and every validation metric."""
+    others = [name for name in sorted(metrics) if name.startswith("val_") and name not in names]
+    shown = {name: metrics[name] for name in (*names, *others) if name in metrics} if names else metrics
     return "  ".join(f"{name} {format_metric(name, value)}" for name, value in shown.items())
 
 
@@ -193,6 +195,6 @@ class BarConsole:
     def _show(self, step: int) -> None:
         self._next_refresh = time.perf_counter() + _REFRESH_S
         if self._task is not None:
-            words = describe(self._latest, ("train_loss", "samples_per_s"))
+            words = describe({name: self._latest[name] for name in _IN_BAR if name in self._latest})
             self._progress.update(self._task, completed=step, words=words)
             self._progress.refresh()

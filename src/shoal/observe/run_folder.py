@@ -27,8 +27,8 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def open(self, resumed_step: int | None) -> None:
-        """Make the folder, or take over the one of a run that goes on from `resumed_step`."""
+    def lock(self) -> None:
+        """Make the folder and be the only process that writes there; a second call is harmless."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             # Not at once: `shoal runs list` tries every lock for a moment, to see who is at work.
@@ -37,6 +37,10 @@ class RunFolder:
             raise UserError(f"--resume: {self.path} is being trained by another process; stop that one first") from None
         except OSError as error:
             raise UserError(f"--run-dir: {self.path} cannot be written: {error.strerror or error}") from error
+
+    def open(self, resumed_step: int | None) -> None:
+        """Start to write; where a run goes on from `resumed_step`, what came after it is forgotten."""
+        self.lock()
         if resumed_step is not None:
             self._forget_after(resumed_step)
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
@@ -47,7 +51,7 @@ class RunFolder:
         for file in (self._metrics, self._events):
             if file is not None:
                 file.close()
-        self._lock.release()
+        self._lock.release(force=True)
 
     def _forget_after(self, step: int) -> None:
         """Drop metrics of steps that will be trained again, and a line that a crash cut short."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,11 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
     guess = nearest(name, names)
     where = f"no runs in {root.resolve()}" if not names else f"see shoal runs list for the {len(names)} in {root}"
     raise UserError(f"run {name!r}: not found; " + (f"did you mean {guess}?" if guess else where))
+
+
+def resume_command(run_dir: Path) -> str:
+    """What to type to go on with a run."""
+    return f"shoal train --resume {shlex.quote(str(run_dir))}"
 
 
 def run_names(root: Path = Path("runs")) -> list[str]:

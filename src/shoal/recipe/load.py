@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from shoal.core.errors import UserError
 from shoal.core.section import one_of
 from shoal.recipe.checks import problems
-from shoal.recipe.merge import merge, overlay_of, parse_overrides
-from shoal.recipe.messages import describe
+from shoal.recipe.merge import merge, overlay_of, override_paths
+from shoal.recipe.messages import describe, user_path
 from shoal.recipe.references import environment, hide_values, resolve_references, restore_references
 from shoal.recipe.schema import Recipe
 from shoal.recipe.yaml_tree import Path, Tree, dotted, read_yaml, to_yaml
@@ -57,28 +57,33 @@ def load_recipe(
     """
     tree: Tree = {}
     origins: dict[Path, str] = {}
-    for source in sources or (DEFAULT_RECIPE,):
-        layer, lines = _read(source)
+    for number, source in enumerate(sources or (DEFAULT_RECIPE,)):
+        layer, lines, stem = _read(source)
+        if number == 0 and stem is not None:
+            tree["name"] = stem
         tree = merge(tree, layer)
         origins |= lines
-    by_path = (
-        {tuple(key.split(".")): value for key, value in overrides.items()}
-        if isinstance(overrides, Mapping)
-        else parse_overrides(overrides)
-    )
+    by_path = override_paths(overrides)
     tree = merge(tree, overlay_of(by_path))
-    origins |= dict.fromkeys(by_path, "override")
-    return check_tree(tree, origins)
+    return check_tree(tree, origins_with(origins, by_path))
+
+
+def origins_with(origins: Mapping[Path, str], overrides: Iterable[Path]) -> dict[Path, str]:
+    """Where each value came from, once overrides are laid over it and all below them."""
+    replaced = tuple(overrides)
+    kept = {path: origin for path, origin in origins.items() if not any(path[: len(o)] == o for o in replaced)}
+    return kept | dict.fromkeys(replaced, "override")
 
 
 def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedRecipe:
     """The recipe that a tree describes, or a `UserError` that says all that is wrong with it."""
     try:
         values, references = resolve_references(tree, environment())
+        texts, _ = resolve_references(tree, environment(), as_text=True)
     except RecursionError:
         raise UserError("recipe: refers to itself by a YAML anchor; write it out") from None
     try:
-        recipe = Recipe.model_validate(values)
+        recipe = _validate(values, texts)
     except ValidationError as error:
         raise UserError(describe(error, references, origins or {})) from None
     if found := problems(recipe):
@@ -87,9 +92,31 @@ def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedR
     return LoadedRecipe(recipe, references)
 
 
-def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, str]]:
+def _validate(values: Tree, texts: Tree) -> Recipe:
+    """`values`, but where text is asked for and a reference gave a number, as it stood in the environment."""
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False, include_context=False):
+            if detail["type"] == "string_type":
+                values = _with_text(values, texts, user_path(detail["loc"]))
+    return Recipe.model_validate(values)
+
+
+def _with_text(values: Any, texts: Any, path: Path) -> Any:
+    if not path:
+        return texts
+    if isinstance(values, dict):
+        return {k: _with_text(v, texts[k], path[1:]) if str(k) == path[0] else v for k, v in values.items()}
+    if isinstance(values, list):
+        return [_with_text(v, texts[i], path[1:]) if str(i) == path[0] else v for i, v in enumerate(values)]
+    return values
+
+
+def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, str], str | None]:
+    """A source's tree, the line of each value in it, and the name that a run of it gets unless it says otherwise."""
     if isinstance(source, Mapping):
-        return dict(source), {}
+        return dict(source), {}, None
     file = FilePath(source).expanduser()
     if file.is_file():
         tree, lines = read_yaml(file)
@@ -109,4 +136,4 @@ def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, 
             f"recipe {str(source)!r}: neither a file here nor a recipe that ships with Shoal; "
             f"{one_of(str(source), shipped_recipes())}"
         )
-    return {"name": name.replace(" ", "-")} | tree, lines
+    return tree, lines, name.replace(" ", "-")

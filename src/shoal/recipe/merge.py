@@ -28,6 +28,13 @@ def parse_overrides(arguments: Iterable[str]) -> dict[Path, Any]:
     return overrides
 
 
+def override_paths(overrides: Iterable[str] | Mapping[str, Any]) -> dict[Path, Any]:
+    """Overrides by path, given as `key=value` words or as a mapping of dotted keys."""
+    if isinstance(overrides, Mapping):
+        return {tuple(key.split(".")): value for key, value in overrides.items()}
+    return parse_overrides(overrides)
+
+
 def overlay_of(overrides: Mapping[Path, Any]) -> Tree:
     """The overrides as one tree, so that they merge together, in whatever order they were given."""
     tree: Tree = {}

@@ -49,6 +49,11 @@ def _line(detail: ErrorDetails, references: Mapping[Path, str], origins: Mapping
     return f"{dotted(path) or 'recipe'}: {message}{origin}"
 
 
+def user_path(location: tuple[int | str, ...]) -> Path:
+    """Where in a recipe, as a user writes it, pydantic's location is."""
+    return _locate(location)[0]
+
+
 def _locate(location: tuple[int | str, ...]) -> tuple[Path, type[Section] | None]:
     """The path as a user writes it (without pydantic's union tags), and the section that holds its last part."""
     path: list[str] = []

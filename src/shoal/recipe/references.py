@@ -25,17 +25,20 @@ def environment(folder: FilePath | None = None) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
 
 
-def resolve_references(tree: Tree, values: Mapping[str, str]) -> tuple[Tree, dict[Path, str]]:
-    """The tree with every reference replaced, and what stood at each replaced path."""
+def resolve_references(tree: Tree, values: Mapping[str, str], as_text: bool = False) -> tuple[Tree, dict[Path, str]]:
+    """The tree with every reference replaced, and what stood at each replaced path.
+
+    A value that is one reference alone is read as YAML would read it, so that numbers are numbers; not with `as_text`.
+    """
     references: dict[Path, str] = {}
-    return _resolve(tree, (), values, references), references
+    return _resolve(tree, (), values, references, as_text), references
 
 
-def _resolve(value: Any, path: Path, values: Mapping[str, str], references: dict[Path, str]) -> Any:
+def _resolve(value: Any, path: Path, values: Mapping[str, str], references: dict[Path, str], as_text: bool) -> Any:
     if isinstance(value, dict):
-        return {key: _resolve(item, (*path, str(key)), values, references) for key, item in value.items()}
+        return {key: _resolve(item, (*path, str(key)), values, references, as_text) for key, item in value.items()}
     if isinstance(value, list):
-        return [_resolve(item, (*path, str(number)), values, references) for number, item in enumerate(value)]
+        return [_resolve(item, (*path, str(i)), values, references, as_text) for i, item in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
     field = dotted(path)
@@ -53,8 +56,7 @@ def _resolve(value: Any, path: Path, values: Mapping[str, str], references: dict
 
     references[path] = value
     text = _REFERENCE.sub(replace, value)
-    # A value that is one reference alone is read as YAML would read it, so that numbers stay numbers.
-    return _read(text) if _REFERENCE.fullmatch(value) else text
+    return _read(text) if _REFERENCE.fullmatch(value) and not as_text else text
 
 
 def _read(text: str) -> Any:

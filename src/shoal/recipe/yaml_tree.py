@@ -20,24 +20,33 @@ def dotted(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with numbers and words as people expect them: 3e-4 is a number; yes, no, on and off are words."""
+    """YAML with numbers and words as people expect them.
+
+    3e-4 is a number, 010 is ten, 12:30 is a word, and so are yes, no, on and off.
+    """
 
 
-_OWN = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+_OWN = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OWN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(
-        r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
+    re.compile(r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"),
     list("-+0123456789."),
 )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
+
+
+def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    return int(str(loader.construct_scalar(node)).replace("_", ""))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -77,7 +86,8 @@ def read_yaml(file: FilePath) -> tuple[Tree, dict[Path, str]]:
         tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise UserError(f"recipe {file}, line {line}: not valid YAML: {error.problem}") from error
+        hint = '; put quotes around references: "${env:NAME}"' if re.search(r"[^\"']\$\{", text) else ""
+        raise UserError(f"recipe {file}, line {line}: not valid YAML: {error.problem}{hint}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"recipe {file}: not valid YAML: {_first_line(error)}") from error
     if tree is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.weights import named_weights, weights_sha256
+from shoal.observe.runs import resume_command
 from shoal.observe.verdict import goodput, verdict
 from shoal.train.loop import STEPPING, Training
 
@@ -45,6 +46,8 @@ def summarise(run: Training, origin: Origin, status: str) -> dict[str, Any]:
         "verdict": verdict(seconds),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
     }
+    if status == "interrupted":
+        summary["resume"] = resume_command(origin.run_dir)
     if run.items != "samples":
         summary[f"{run.items}_per_s"] = round(run.items_done / max(stepping_s, 1e-9), 2)
     return summary

@@ -5,7 +5,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from shoal.checkpoint.store import (
     list_checkpoints,
     save_checkpoint,
 )
+from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import RunError, UserError
+from shoal.core.objective import Objective
 from shoal.core.process import Process
 from shoal.core.rng import derive_seed, seed_all
 from shoal.core.spec import DataSpec
@@ -34,7 +36,7 @@ from shoal.observe.records import Observer, Observers
 from shoal.observe.run_folder import RunFolder
 from shoal.parallel.build import build_unit
 from shoal.parallel.numerics import torch_settings
-from shoal.parallel.unit import StepSettings
+from shoal.parallel.unit import StepSettings, TrainUnit
 from shoal.recipe.load import LoadedRecipe
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
@@ -71,140 +73,160 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     )
     with settings:
         try:
-            return _train(request, recipe, process)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise _out_of_memory(recipe, error) from error
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error):
-                raise _out_of_memory(recipe, error) from error
-            raise
+            return _train(request, _build(recipe, process), process)
+        except (RuntimeError, MemoryError) as error:
+            raise _in_words(error, request) from error.__cause__
 
 
-def _out_of_memory(recipe: Recipe, error: BaseException) -> RunError:
-    detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return RunError(
-        f"out of memory ({detail}): set train.micro_batch below {recipe.micro_batch} "
-        "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
-    )
+@dataclass(frozen=True)
+class _Built:
+    """What a recipe describes, in memory."""
+
+    unit: TrainUnit
+    objective: Objective
+    datasets: Datasets
+    order: Order
+    num_parameters: int
 
 
-def _train(request: RunRequest, recipe: Recipe, process: Process) -> dict[str, Any]:
+def _build(recipe: Recipe, process: Process) -> _Built:
     seed = recipe.train.seed
     seed_all(derive_seed(seed, 0))
     task = build_task(recipe.task)
     datasets = _datasets(task, recipe)
     seed_all(derive_seed(seed, 1))
     model = _model(task, recipe, datasets.spec)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     objective = task_objective(task)
     unit = build_unit(recipe.parallel, model, objective, step_settings(recipe), process)
+    # From here on only the model draws, in the loop; each rank by itself.
     seed_all(derive_seed(seed, 2, process.rank))
+    return _Built(
+        unit, objective, datasets, Order(len(datasets.train), recipe.train.global_batch, seed), num_parameters
+    )
 
-    order = Order(len(datasets.train), recipe.train.global_batch, seed)
-    loading: dict[str, Any] = {
-        "rank": process.rank,
-        "world_size": process.world_size,
-        "workers": recipe.data.workers if recipe.data else 0,
-        "pin_memory": process.device.type == "cuda",
-    }
+
+def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, Any]:
+    """Take over or make the run's folder, say what starts, and run the loop."""
     folder = RunFolder(request.run_dir)
     observer = Observers(folder, request.console)
     state = TrainState()
     resumed: CheckpointInfo | None = None
     rejected: list[dict[str, Any]] = []
-    if request.resume:
-        state, resumed, rejected = restore_newest(folder.checkpoints, unit, process)
-    plan = make_plan(recipe, order.steps_per_epoch)
-
-    def save(metrics: dict[str, float]) -> None:
-        snapshot = take_snapshot(unit, state, process)
-        info = save_checkpoint(
-            folder.checkpoints, snapshot, step=state.step, epoch=order.epoch_of(state.step), metrics=metrics
-        )
-        for old in to_delete(list_checkpoints(folder.checkpoints), recipe.checkpoint):
-            delete_checkpoint(old)
-        observer.event("save", {"step": info.step, "path": str(info.path), "bytes": info.num_bytes})
-
-    run = Training(
-        recipe=recipe,
-        plan=plan,
-        state=state,
-        unit=unit,
-        batches=lambda step: train_batches(
-            datasets.train, order, step, plan.num_steps, micro_batch=recipe.micro_batch, **loading
-        ),
-        validation=None
-        if datasets.val is None
-        else lambda: evaluation_batches(
-            datasets.val, batch=recipe.evaluate.batch or recipe.micro_batch, seed=seed, **loading
-        ),
-        items=objective.items,
-        save=save,
-        saved_step=_saved_step(state, resumed, plan.evaluation_due),
-        observer=observer,
-        stop=request.stop,
-    )
-    facts = {
-        "run": request.run_dir.name,
-        "parameters": parameters,
-        "device": str(process.device),
-        "train_samples": len(datasets.train),
-        "num_steps": plan.num_steps,
-        "step": state.step,
-        "global_batch": recipe.train.global_batch,
-    }
-    if request.stop() is not None and resumed is None:
-        raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
-    origin = Origin(
-        run_dir=request.run_dir,
-        started=request.started,
-        world_size=process.world_size,
-        resumed_from_step=resumed.step if resumed else None,
-        samples_before=state.samples,
-    )
-    folder.open(state.step if request.resume else None)
     try:
+        if request.resume:
+            folder.lock()
+            state, resumed, rejected = restore_newest(folder.checkpoints, built.unit, process)
+        elif request.stop() is not None:
+            raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
+        run = _assemble(request, built, state, resumed, folder, observer, process)
+        folder.open(state.step if request.resume else None)
         clear_leftovers(folder.checkpoints)
         folder.write_recipe(request.loaded.to_yaml())
         for rejection in rejected:
             observer.event("checkpoint_rejected", rejection)
         if resumed is not None:
             observer.event("resume", {"step": resumed.step, "path": str(resumed.path)})
-        observer.event("start", facts)
+        observer.event("start", _start_facts(request, built, run))
         observer.event("workers", {"workers": [_worker_facts(process)]})
-        return _run(run, folder, observer, origin)
+        return _run(run, request, folder, process, resumed)
     finally:
         folder.close()
 
 
-def _run(run: Training, folder: RunFolder, observer: Observer, origin: Origin) -> dict[str, Any]:
+def _assemble(
+    request: RunRequest,
+    built: _Built,
+    state: TrainState,
+    resumed: CheckpointInfo | None,
+    folder: RunFolder,
+    observer: Observer,
+    process: Process,
+) -> Training:
+    recipe, datasets, order = request.loaded.recipe, built.datasets, built.order
+    plan = make_plan(recipe, order.steps_per_epoch)
+    loading: dict[str, Any] = {
+        "rank": process.rank,
+        "world_size": process.world_size,
+        "workers": recipe.data.workers if recipe.data else 0,
+        "pin_memory": process.device.type == "cuda",
+    }
+
+    def batches(step: int) -> Iterator[StepBatch]:
+        return train_batches(datasets.train, order, step, plan.num_steps, micro_batch=recipe.micro_batch, **loading)
+
+    def validation() -> Iterator[MicroBatch]:
+        batch = recipe.evaluate.batch or recipe.micro_batch
+        return evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
+
+    def save(metrics: dict[str, float]) -> None:
+        snapshot = take_snapshot(built.unit, state, process)
+        epoch = order.epoch_of(state.step)
+        info = save_checkpoint(folder.checkpoints, snapshot, step=state.step, epoch=epoch, metrics=metrics)
+        for old in to_delete(list_checkpoints(folder.checkpoints), recipe.checkpoint):
+            delete_checkpoint(old)
+        observer.event("save", {"step": info.step, "path": str(info.path), "bytes": info.num_bytes})
+
+    evaluation_pending = plan.evaluation_due(state.step) and state.evaluated_step < state.step
+    return Training(
+        recipe=recipe,
+        plan=plan,
+        state=state,
+        unit=built.unit,
+        batches=batches,
+        validation=validation if datasets.val is not None else None,
+        items=built.objective.items,
+        save=save,
+        # What was resumed needs no saving again, unless its evaluation is still to come.
+        saved_step=resumed.step if resumed is not None and not evaluation_pending else None,
+        observer=observer,
+        stop=request.stop,
+    )
+
+
+def _run(
+    run: Training, request: RunRequest, folder: RunFolder, process: Process, resumed: CheckpointInfo | None
+) -> dict[str, Any]:
     """The loop and how it ended, written down whichever way that is."""
+    origin = Origin(
+        run_dir=request.run_dir,
+        started=request.started,
+        world_size=process.world_size,
+        resumed_from_step=resumed.step if resumed else None,
+        samples_before=run.state.samples,
+    )
     try:
         ending = run_loop(run)
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
-        failure = _as_failure(error, origin.run_dir)
+        failure = _in_words(error, request)
         message = str(failure) or type(failure).__name__
         with contextlib.suppress(OSError):  # the disk may be what failed
-            observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
+            run.observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
             folder.write_summary(summarise(run, origin, "failed") | {"error": message})
         raise failure from error.__cause__
     if ending == "early_stop":
         assert run.recipe.early_stop is not None
         watched = run.recipe.early_stop.metric
-        observer.event("early_stop", {"step": run.state.step, "metric": watched, "best": run.state.best})
+        run.observer.event("early_stop", {"step": run.state.step, "metric": watched, "best": run.state.best})
     status = "done" if ending in ("done", "early_stop") else "interrupted"
     summary = summarise(run, origin, status) | {"ended_by": ending}
     folder.write_summary(summary)
-    observer.event(status, {"step": run.state.step})
+    run.observer.event(status, {"step": run.state.step})
     return summary
 
 
-def _as_failure(error: BaseException, run_dir: Path) -> BaseException:
-    """What the user is told when a run fails in the middle: words where the cause is known, else the error itself."""
-    if isinstance(error, UserError):  # a corrupt image, say
+def _in_words(error: BaseException, request: RunRequest) -> BaseException:
+    """What the user is told when a run fails: words and a remedy where the cause is known, else the error itself."""
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, UserError):  # in the middle of a run: a corrupt image, say
         return RunError(str(error))
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in message:
+        return RunError(
+            f"out of memory ({message}): set train.micro_batch below {request.loaded.recipe.micro_batch} "
+            "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-        return RunError(f"{run_dir} cannot be written: {error.strerror}; make room, then resume the run")
+        return RunError(f"{request.run_dir} cannot be written: {error.strerror}; make room, then resume the run")
     return error
 
 
@@ -256,10 +278,16 @@ def step_settings(recipe: Recipe) -> StepSettings:
     )
 
 
-def _saved_step(state: TrainState, resumed: CheckpointInfo | None, evaluation_due: Callable[[int], bool]) -> int | None:
-    """The step that needs no saving again: unless it still has an evaluation to come."""
-    pending = evaluation_due(state.step) and state.evaluated_step < state.step
-    return resumed.step if resumed is not None and not pending else None
+def _start_facts(request: RunRequest, built: _Built, run: Training) -> dict[str, Any]:
+    return {
+        "run": request.run_dir.name,
+        "parameters": built.num_parameters,
+        "device": str(next(built.unit.model.parameters()).device),
+        "train_samples": len(built.datasets.train),
+        "num_steps": run.plan.num_steps,
+        "step": run.state.step,
+        "global_batch": run.recipe.train.global_batch,
+    }
 
 
 def _worker_facts(process: Process) -> dict[str, Any]:
