@@ -1,5 +1,6 @@
 """A run's folder: what is written there, and reading it back."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -50,7 +51,9 @@ class RunFolder:
         """Let go of files and lock."""
         for file in (self._metrics, self._events):
             if file is not None:
-                file.close()
+                # Every line is flushed when it is written: what a full disk refused then was raised then.
+                with contextlib.suppress(OSError):
+                    file.close()
         self._lock.release(force=True)
 
     def _forget_after(self, step: int) -> None:
