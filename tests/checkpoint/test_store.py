@@ -22,7 +22,7 @@ from shoal.checkpoint.store import (
     save_checkpoint,
     set_aside,
 )
-from shoal.core.errors import RunError
+from shoal.core.errors import RunError, UserError
 
 
 def snapshot(value: float = 1.0) -> Snapshot:
@@ -93,8 +93,9 @@ def test_a_newer_format_is_refused_in_words(tmp_path):
     info = save(tmp_path, 5)
     manifest = json.loads((info.path / "manifest.json").read_text()) | {"format": 99}
     (info.path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CorruptCheckpointError, match="format 99"):
+    with pytest.raises(UserError, match=r"--resume: .* in format 99, .* use the newer one"):
         read_checkpoint(info)
+    assert info.path.is_dir()
 
 
 def test_the_newest_that_can_be_read_comes_last_of_a_walk_down(tmp_path):
@@ -109,10 +110,17 @@ def test_the_newest_that_can_be_read_comes_last_of_a_walk_down(tmp_path):
     assert aside.is_dir() and [info.step for info in list_checkpoints(tmp_path)] == [1, 2]
 
 
-def test_without_a_manifest_there_is_no_checkpoint(tmp_path):
+@pytest.mark.parametrize("manifest", [None, "", "{", "[]", '{"step": 5}'])
+def test_without_its_manifest_a_checkpoint_is_not_listed_and_is_told_of_on_the_way_down(tmp_path, manifest):
+    save(tmp_path, 4)
     info = save(tmp_path, 5)
     (info.path / "manifest.json").unlink()
-    assert list_checkpoints(tmp_path) == []
+    if manifest is not None:
+        (info.path / "manifest.json").write_text(manifest)
+    assert [found.step for found in list_checkpoints(tmp_path)] == [4]
+    walk = list(newest_readable(tmp_path))
+    assert [found.step for found, _ in walk] == [5, 4]
+    assert isinstance(walk[0][1], CorruptCheckpointError) and "manifest.json" in str(walk[0][1])
 
 
 def test_deleting_and_clearing_leave_nothing(tmp_path):

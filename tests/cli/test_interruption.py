@@ -29,7 +29,7 @@ class Slow:
         return (model(batch[0]) - batch[1]).pow(2).mean()
 """
 ARGUMENTS = (
-    "task=slow_task:Slow data=null model=null train.steps=150 train.global_batch=8 optim.lr=0.01 "
+    "task=slow_task:Slow data.workers=1 model=null train.steps=150 train.global_batch=8 optim.lr=0.01 "
     "cluster.threads_per_worker=1 cluster.gpus_per_worker=0 evaluate.every_steps=30 observe.every_steps=1 "
     "checkpoint.every_steps=1000 checkpoint.keep_best=0 checkpoint.metric=null"
 ).split()

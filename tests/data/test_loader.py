@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import UserError
-from shoal.data.dataset import MemoryDataset
+from shoal.data.dataset import MemoryDataset, in_one_go
 from shoal.data.loader import evaluation_batches, train_batches
 from shoal.data.order import Order
 
@@ -49,8 +48,6 @@ class FailsAt(RandomItems):
     def __getitem__(self, index):
         if index == 7:
             raise UserError("data.dir: file 7 is corrupt; delete it")
-        if index == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
         return index
 
 
@@ -130,16 +127,14 @@ def test_a_users_error_in_a_loader_worker_arrives_as_it_was_raised(workers):
     assert str(caught.value) == "data.dir: file 7 is corrupt; delete it"
 
 
-def test_loader_workers_survive_the_signals_that_the_trainer_handles():
-    class Killed(RandomItems):
+def test_loader_workers_are_not_in_the_process_group_that_signals_go_to():
+    class WhoReads(RandomItems):
         def __getitem__(self, index):
-            if index == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-                os.kill(os.getpid(), signal.SIGINT)
-            return index
+            return os.getpgrp(), os.getpid()
 
-    steps = list(train_batches(Killed(8), Order(8, 4, 0), 0, 2, micro_batch=4, workers=1))
-    assert sorted(i for step in steps for i in step.microbatches[0].data.tolist()) == list(range(8))
+    (step,) = train_batches(WhoReads(4), Order(4, 4, 0), 0, 1, micro_batch=4, workers=1)
+    groups, pids = step.microbatches[0].data
+    assert set(groups.tolist()) == set(pids.tolist()) and os.getpgrp() not in groups.tolist()
 
 
 @given(size=st.integers(1, 100), batch=st.integers(1, 40), world_size=st.integers(1, 5))
@@ -168,3 +163,14 @@ def test_memory_datasets_are_read_whole():
     dataset = MemoryDataset(torch.arange(10) * 10, torch.arange(10))
     values, labels = dataset.batch(np.array([3, 1]), 0)
     assert values.tolist() == [30, 10] and labels.tolist() == [3, 1]
+
+
+def test_tensor_datasets_of_the_users_own_are_read_whole_too():
+    tensors = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    plain = torch.utils.data.TensorDataset(*tensors)
+    order = Order(6, 4, seed=1)
+    by_item = [step.microbatches[0].data for step in train_batches(plain, order, 0, 2, micro_batch=4)]
+    whole = [step.microbatches[0].data for step in train_batches(in_one_go(plain), order, 0, 2, micro_batch=4)]
+    assert isinstance(in_one_go(plain), MemoryDataset) and in_one_go([1]) == [1] and in_one_go(None) is None
+    for one, other in zip(by_item, whole, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

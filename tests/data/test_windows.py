@@ -35,3 +35,9 @@ def test_batches_are_int64_and_rectangular_beyond_the_end():
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.tolist() == [[6, 7, 0], [5, 6, 7]]
     assert targets.tolist() == [[7, IGNORE, IGNORE], [6, 7, IGNORE]]
+
+
+def test_one_window_beyond_the_end_keeps_inputs_and_targets_apart():
+    inputs, targets = read_windows(np.arange(10), np.array([6]), 8)
+    assert inputs.tolist() == [[6, 7, 8, 9, 0, 0, 0, 0]]
+    assert targets.tolist() == [[7, 8, 9, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE]]

@@ -86,6 +86,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(here: Path, argume
         ("data.samples=97", "data.samples"),
         ("data.seed=1", "data.seed"),
         ("train.seed=1", "train.seed"),
+        ("optim.name=adam", "optim.name"),
         ("train.global_batch=8", "train.global_batch"),
     ],
 )

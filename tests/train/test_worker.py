@@ -56,6 +56,14 @@ class WrongModel(Base):
     def model(self):
         return 3
 
+class NoParameters(Base):
+    def model(self):
+        return nn.Identity()
+
+class Frozen(Base):
+    def model(self):
+        return nn.Linear(3, 1).requires_grad_(False)
+
 class Raises(Base):
     def loss(self, model, batch):
         raise KeyError("a bug in the task")
@@ -273,3 +281,46 @@ def test_a_full_disk_is_told_in_words(here):
     assert "error: r cannot be written: File too large; make room, then resume the run" in result.stderr
     assert "Traceback" not in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["status"] == "failed"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_corrupt_image_ends_the_run_in_words_and_the_process_too(here, workers):
+    from tests.fake_data import write_image_folder
+
+    write_image_folder(here / "d", ("cat", "dog"), 8, 40)
+    victim = next((here / "d" / "train" / "cat").iterdir())
+    victim.write_bytes(victim.read_bytes()[:60])
+    words = f"train imagenet data.dir=d data.size=32 data.workers={workers} model.width=4 train.global_batch=8 --json"
+    command = [sys.executable, "-m", "shoal.cli.main", *words.split(), "train.precision=fp32", "--run-dir", "r"]
+    result = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1, result.stderr
+    assert victim.name in result.stderr and "Traceback" not in result.stderr
+    assert json.loads((here / "r" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_other_data_on_resume_is_refused(train_here, here):
+    fields = small("synthetic_mlp", here / "d", 4)
+    train_here("synthetic_mlp", overrides=fields, run_dir="r")
+    text = (here / "r" / "recipe.yaml").read_text()
+    (here / "r" / "recipe.yaml").write_text(text.replace("samples: 300", "samples: 301"))
+    with pytest.raises(UserError, match=r"data: there are 301 training samples now and there were 300"):
+        train_here(resume="r", overrides={"train.steps": 9})
+
+
+def test_datasets_of_a_task_can_be_read_by_worker_processes(train_here, own):
+    alone = train_here(own("Base"))
+    helped = train_here(own("Base", data={"workers": 1}))
+    assert helped["weights_sha256"] == alone["weights_sha256"]
+
+
+def test_sections_that_a_task_makes_idle_are_told_of(train_here, own, here):
+    train_here(own("Base", data="digits", model="resnet18"), run_dir="r")
+    warnings = [event["message"] for event in read_events(here / "r") if event["event"] == "warning"]
+    assert [words.split(" is not used")[0] for words in warnings] == ["data: digits", "model: resnet18"]
+
+
+@pytest.mark.parametrize("name", ["NoParameters", "Frozen"])
+def test_a_model_that_cannot_learn_is_refused(train_here, own, here, name):
+    with pytest.raises(UserError, match="model: has no parameter that trains"):
+        train_here(own(name))
+    assert not (here / "runs").exists()

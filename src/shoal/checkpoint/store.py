@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from shoal.core.errors import RunError
+from shoal.core.errors import RunError, UserError
 from shoal.core.storage import fsync_directory
 from shoal.core.version import VERSION
 
@@ -97,34 +97,41 @@ def save_checkpoint(
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
-    """The committed checkpoints of a run, oldest first. Reads manifests only."""
+    """The checkpoints of a run whose manifest can be read, oldest first. Reads nothing but manifests."""
     found = []
-    for path in folder.glob("step-*") if folder.is_dir() else ():
+    for path in _step_folders(folder):
         try:
-            found.append(_info(path, json.loads((path / _MANIFEST).read_text(encoding="utf-8"))))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # no readable manifest: not committed
-    return sorted(found, key=lambda info: info.step)
+            found.append(_read_info(path))
+        except CorruptCheckpointError:
+            continue  # told of when a run is resumed
+    return found
 
 
 def read_checkpoint(info: CheckpointInfo) -> Snapshot:
     """The content of a checkpoint; raises `CorruptCheckpointError` unless every byte is as it was written."""
     try:
         manifest = json.loads((info.path / _MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise CorruptCheckpointError(f"format {manifest['format']} is not one this version reads ({FORMAT})")
+        if manifest["format"] > FORMAT:
+            raise UserError(
+                f"--resume: {info.path} was written by Shoal {manifest['versions']['shoal']} in format "
+                f"{manifest['format']}, and this is Shoal {VERSION}, which reads up to {FORMAT}; use the newer one"
+            )
         for name, expected in manifest["files"].items():
             _verify(info.path / name, expected["bytes"], expected["sha256"])
         values = json.loads((info.path / _STATE).read_text(encoding="utf-8"))
         return Snapshot(load_file(info.path / _TENSORS), values)
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CorruptCheckpointError(f"{type(error).__name__}: {error}") from error
 
 
 def newest_readable(folder: Path) -> Iterator[tuple[CheckpointInfo, Snapshot | CorruptCheckpointError]]:
     """From the newest checkpoint down to the first that can be read; the ones that cannot come with the reason."""
-    for info in reversed(list_checkpoints(folder)):
+    for path in reversed(_step_folders(folder)):
+        info = CheckpointInfo(path, _step_of(path), epoch=0, metrics={}, num_bytes=0, time=0.0)
         try:
+            info = _read_info(path)
             snapshot = read_checkpoint(info)
         except CorruptCheckpointError as error:
             yield info, error
@@ -149,6 +156,23 @@ def clear_leftovers(folder: Path) -> None:
     for pattern in (".writing-*", ".deleting-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    """Oldest first."""
+    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _read_info(path: Path) -> CheckpointInfo:
+    try:
+        return _info(path, json.loads((path / _MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"{_MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _info(path: Path, manifest: Mapping[str, Any]) -> CheckpointInfo:

@@ -120,9 +120,12 @@ def sparkline(values: list[float], width: int = 24) -> str:
     return "".join(_SPARKS[int((value - low) * scale)] for value in values)
 
 
-def _best(metric: str, values: list[float]) -> float:
+def _best(metric: str, values: list[float]) -> float | None:
+    """The best value, for what can be good or bad: not for learning rates and speeds."""
     from shoal.core.metrics import less_is_better
 
+    if not metric.startswith("val_") and metric != "train_loss":
+        return None
     return min(values) if less_is_better(metric) else max(values)
 
 

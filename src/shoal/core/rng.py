@@ -88,6 +88,13 @@ def _byte_tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
+def seed_host(seed: int) -> None:
+    """Seed Python, NumPy and torch on the CPU alone, leaving the GPU, where dropout draws from, as it is."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed & (2**63 - 1))
+
+
 class isolated_rng:  # noqa: N801 - read as a statement: `with isolated_rng(seed):`
     """Inside, Python, NumPy and torch draw from `seed`; outside, nothing has moved."""
 
@@ -96,10 +103,7 @@ class isolated_rng:  # noqa: N801 - read as a statement: `with isolated_rng(seed
 
     def __enter__(self) -> None:
         self._saved = (random.getstate(), np.random.get_state(), torch.get_rng_state())
-        random.seed(self.seed)
-        np.random.seed(self.seed & 0xFFFFFFFF)
-        # The CPU generator alone: `torch.manual_seed` would also reseed the GPU, where dropout draws from.
-        torch.default_generator.manual_seed(self.seed & (2**63 - 1))
+        seed_host(self.seed)
 
     def __exit__(self, *exception: object) -> None:
         python_state, numpy_state, torch_state = self._saved

@@ -36,6 +36,13 @@ class Datasets:
     spec: DataSpec
 
 
+def in_one_go(dataset: Any) -> Any:
+    """The dataset itself, or where it only holds tensors, one that reads them by whole-batch indexing."""
+    if type(dataset) is torch.utils.data.TensorDataset:
+        return MemoryDataset(*dataset.tensors)
+    return dataset
+
+
 class MemoryDataset:
     """Tensors held in memory and read by whole-batch indexing."""
 

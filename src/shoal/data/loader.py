@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
-from shoal.core.rng import derive_seed, isolated_rng
+from shoal.core.rng import derive_seed, isolated_rng, seed_host
 from shoal.data.order import Order, worker_slices
 
 
@@ -32,8 +32,9 @@ def read_batch(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
     if hasattr(dataset, "batch"):
         return dataset.batch(indices, epoch)
     items = []
-    for index in indices.tolist():
-        with isolated_rng(derive_seed(seed, epoch, index)):
+    with isolated_rng(seed):
+        for index in indices.tolist():
+            seed_host(derive_seed(seed, epoch, index))
             items.append(dataset[index])
     collate = getattr(dataset, "collate", default_collate)
     return collate(items)
@@ -154,20 +155,13 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _prepare_worker(worker_id: int) -> None:
-    """A Ctrl-C or SIGTERM to the whole process group is the trainer's to handle: it still needs the batches in flight.
+    """Take a worker out of the trainer's process group.
 
-    The second SIGTERM ends the worker, so that one that hangs can still be ended.
+    A Ctrl-C, or a signal to the whole group, is the trainer's to handle, and it still needs the batches in flight. The
+    trainer itself ends its workers one by one, and a worker whose trainer is gone ends by itself.
     """
-    received = 0
-
-    def on_terminate(signum: int, frame: Any) -> None:
-        nonlocal received
-        received += 1
-        if received > 1:
-            os._exit(128 + signum)
-
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, on_terminate)
 
 
 def _pin(data: Any) -> Any:

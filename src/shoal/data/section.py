@@ -1,6 +1,6 @@
 """The `data:` section: one class per source, chosen by `name`. Loads without torch."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -136,6 +136,21 @@ class CustomData(_Data):
     """Keyword arguments of the function."""
 
 
+OF_TASK: Final = "task"
+
+
+class TaskData(_Data):
+    """No source of its own: the task brings its datasets, and this says how they are read."""
+
+    name: Literal["task"] = OF_TASK
+
+
+def _data_tag(value: Any) -> str | None:
+    if isinstance(value, dict) and "name" not in value:
+        return OF_TASK
+    return name_tag(value)
+
+
 DataSection = Annotated[
     Annotated[Digits, Tag("digits")]
     | Annotated[Mnist, Tag("mnist")]
@@ -148,6 +163,7 @@ DataSection = Annotated[
     | Annotated[CharText, Tag("text")]
     | Annotated[Tokens, Tag("tokens")]
     | Annotated[Synthetic, Tag("synthetic")]
+    | Annotated[TaskData, Tag(OF_TASK)]
     | Annotated[CustomData, Tag(CUSTOM)],
-    Discriminator(name_tag),
+    Discriminator(_data_tag),
 ]

@@ -26,7 +26,8 @@ def read_windows(ids: np.ndarray, starts: np.ndarray, context: int) -> tuple[tor
     positions = starts[:, None] + np.arange(context + 1)
     beyond = positions >= len(ids)
     window = torch.from_numpy(ids[np.minimum(positions, len(ids) - 1)].astype(np.int64))
-    inputs, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+    # Copies, both: of a single row `contiguous` would give two views of the same memory.
+    inputs, targets = window[:, :-1].clone(), window[:, 1:].clone()
     if beyond.any():
         inputs[torch.from_numpy(beyond[:, :-1])] = 0
         targets[torch.from_numpy(beyond[:, 1:])] = IGNORE

@@ -14,7 +14,7 @@ from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe, origins_wit
 from shoal.recipe.merge import merge, overlay_of, override_paths
 from shoal.recipe.yaml_tree import read_yaml
 
-_FIXED = ("task", "model", "train.global_batch", "train.seed")
+_FIXED = ("task", "model", "optim.name", "train.global_batch", "train.seed")
 _FREE_DATA = ("data.dir", "data.workers", "data.download")
 
 

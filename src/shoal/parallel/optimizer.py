@@ -5,12 +5,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.errors import UserError
 from shoal.parallel.section import OptimSection
 
 
 def build_optimizer(model: nn.Module, section: OptimSection) -> torch.optim.Optimizer:
     """The optimizer over the parameters that train; norms and biases without decay unless asked for."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise UserError("model: has no parameter that trains; nothing would be learned")
     if section.weight_decay and not section.decay_norms_and_biases:
         decayed = [parameter for parameter in trained if parameter.ndim >= 2]
         plain = [parameter for parameter in trained if parameter.ndim < 2]

@@ -45,6 +45,7 @@ class TrainUnit(Protocol):
     """A model, its optimizer and the way a step runs. The loop knows nothing else of a strategy."""
 
     model: nn.Module
+    device: torch.device
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the step's items, summed over its micro-batches."""

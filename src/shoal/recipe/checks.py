@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from shoal.data.section import CsvText
+from shoal.data.section import OF_TASK, CsvText
 from shoal.recipe.schema import Recipe
 from shoal.tasks.section import METRICS, CustomTask
 
@@ -41,6 +41,8 @@ def _task_problems(recipe: Recipe) -> Found:
         section = getattr(recipe, key)
         if section is None:
             yield (key,), f"is required by task {task}, for example {key}: {{name: {allowed[0]}}}"
+        elif section.name == OF_TASK:
+            yield (key,), f"needs a name, because task {task} has no data of its own; allowed: {', '.join(allowed)}"
         elif ":" not in section.name and section.name not in allowed:
             yield (key, "name"), f"{section.name!r} does not go with task {task}; allowed: {', '.join(allowed)}"
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shoal.checkpoint.store import CheckpointInfo, CorruptCheckpointError, Snapshot, newest_readable, set_aside
-from shoal.core.errors import RunError
+from shoal.core.errors import RunError, UserError
 from shoal.core.metrics import is_better
 from shoal.core.process import Process
 from shoal.core.rng import capture_rng, restore_rng
@@ -62,7 +62,7 @@ def should_stop_early(state: TrainState, early_stop: EarlyStopSection | None) ->
     return early_stop is not None and state.evaluations_since_best >= early_stop.patience
 
 
-def take_snapshot(unit: TrainUnit, state: TrainState, process: Process) -> Snapshot:
+def take_snapshot(unit: TrainUnit, state: TrainState, process: Process, train_samples: int) -> Snapshot:
     """All that must survive. Weights that are not finite are never saved: they would poison every resume."""
     unit_state = unit.state()
     floating = [tensor for tensor in unit_state.tensors.values() if tensor.is_floating_point()]
@@ -71,12 +71,17 @@ def take_snapshot(unit: TrainUnit, state: TrainState, process: Process) -> Snaps
             f"the weights became infinite or nan by step {state.step}: lower optim.lr, raise optim.warmup_steps "
             "or set train.clip_norm=1.0"
         )
-    values = {"train": state.to_values(), "unit": unit_state.values, "rng": [capture_rng(process.device)]}
+    values = {
+        "train": state.to_values(),
+        "train_samples": train_samples,
+        "unit": unit_state.values,
+        "rng": [capture_rng(process.device)],
+    }
     return Snapshot(unit_state.tensors, values)
 
 
 def restore_newest(
-    folder: Path, unit: TrainUnit, process: Process
+    folder: Path, unit: TrainUnit, process: Process, train_samples: int
 ) -> tuple[TrainState, CheckpointInfo | None, list[dict[str, Any]]]:
     """Load the newest checkpoint that can be read; corrupt ones are set aside and told of."""
     rejected: list[dict[str, Any]] = []
@@ -84,6 +89,12 @@ def restore_newest(
         if isinstance(snapshot, CorruptCheckpointError):
             rejected.append({"step": info.step, "reason": str(snapshot), "path": str(set_aside(info))})
             continue
+        if snapshot.values["train_samples"] != train_samples:
+            raise UserError(
+                f"data: there are {train_samples:,} training samples now and there were "
+                f"{snapshot.values['train_samples']:,} when step {info.step} was saved, so the order would be another; "
+                "bring the data back as it was, or start a new run"
+            )
         unit.load(UnitState(snapshot.tensors, snapshot.values["unit"]))
         restore_rng(snapshot.values["rng"][process.rank], process.device)
         return TrainState.from_values(snapshot.values["train"]), info, rejected

@@ -28,9 +28,10 @@ from shoal.core.process import Process
 from shoal.core.rng import derive_seed, seed_all
 from shoal.core.spec import DataSpec
 from shoal.data.build import build_datasets
-from shoal.data.dataset import Datasets
+from shoal.data.dataset import Datasets, in_one_go
 from shoal.data.loader import evaluation_batches, train_batches
 from shoal.data.order import Order
+from shoal.data.section import OF_TASK
 from shoal.models.build import build_model
 from shoal.observe.records import Observer, Observers
 from shoal.observe.run_folder import RunFolder
@@ -87,6 +88,7 @@ class _Built:
     datasets: Datasets
     order: Order
     num_parameters: int
+    warnings: list[str]
 
 
 def _build(recipe: Recipe, process: Process) -> _Built:
@@ -101,9 +103,8 @@ def _build(recipe: Recipe, process: Process) -> _Built:
     unit = build_unit(recipe.parallel, model, objective, step_settings(recipe), process)
     # From here on only the model draws, in the loop; each rank by itself.
     seed_all(derive_seed(seed, 2, process.rank))
-    return _Built(
-        unit, objective, datasets, Order(len(datasets.train), recipe.train.global_batch, seed), num_parameters
-    )
+    order = Order(len(datasets.train), recipe.train.global_batch, seed)
+    return _Built(unit, objective, datasets, order, num_parameters, _unused_sections(task, recipe))
 
 
 def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, Any]:
@@ -116,7 +117,9 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
     try:
         if request.resume:
             folder.lock()
-            state, resumed, rejected = restore_newest(folder.checkpoints, built.unit, process)
+            state, resumed, rejected = restore_newest(
+                folder.checkpoints, built.unit, process, len(built.datasets.train)
+            )
         elif request.stop() is not None:
             raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
         run = _assemble(request, built, state, resumed, folder, observer, process)
@@ -129,6 +132,8 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
             observer.event("resume", {"step": resumed.step, "path": str(resumed.path)})
         observer.event("start", _start_facts(request, built, run))
         observer.event("workers", {"workers": [_worker_facts(process)]})
+        for message in built.warnings:
+            observer.event("warning", {"message": message})
         return _run(run, request, folder, process, resumed)
     finally:
         folder.close()
@@ -160,7 +165,7 @@ def _assemble(
         return evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
 
     def save(metrics: dict[str, float]) -> None:
-        snapshot = take_snapshot(built.unit, state, process)
+        snapshot = take_snapshot(built.unit, state, process, len(datasets.train))
         epoch = order.epoch_of(state.step)
         info = save_checkpoint(folder.checkpoints, snapshot, step=state.step, epoch=epoch, metrics=metrics)
         for old in to_delete(list_checkpoints(folder.checkpoints), recipe.checkpoint):
@@ -230,10 +235,20 @@ def _in_words(error: BaseException, request: RunRequest) -> BaseException:
     return error
 
 
+def _unused_sections(task: Any, recipe: Recipe) -> list[str]:
+    """Sections that a task of the user's own makes idle, which they may not expect."""
+    idle = []
+    if hasattr(task, "datasets") and recipe.data is not None and recipe.data.name != OF_TASK:
+        idle.append(f"data: {recipe.data.name} is not used, because {recipe.task.name} has datasets() of its own")
+    if hasattr(task, "model") and recipe.model is not None:
+        idle.append(f"model: {recipe.model.name} is not used, because {recipe.task.name} has model() of its own")
+    return idle
+
+
 def _datasets(task: Any, recipe: Recipe) -> Datasets:
     """The task's own datasets, or those of the data section."""
     if not hasattr(task, "datasets"):
-        if recipe.data is None:
+        if recipe.data is None or recipe.data.name == OF_TASK:
             raise UserError(f"data: is required, because {recipe.task.name} has no method datasets()")
         found = build_datasets(recipe.data, recipe.train.seed)
     else:
@@ -241,6 +256,7 @@ def _datasets(task: Any, recipe: Recipe) -> Datasets:
         if not isinstance(parts, Mapping) or "train" not in parts:
             raise UserError(f"task.name: datasets() of {recipe.task.name} should return {{'train': ..., 'val': ...}}")
         found = Datasets(parts["train"], parts.get("val"), DataSpec())
+    found = Datasets(in_one_go(found.train), in_one_go(found.val), found.spec)
     for name, part in (("train", found.train), ("val", found.val)):
         if part is None and name == "val":
             continue
@@ -282,7 +298,7 @@ def _start_facts(request: RunRequest, built: _Built, run: Training) -> dict[str,
     return {
         "run": request.run_dir.name,
         "parameters": built.num_parameters,
-        "device": str(next(built.unit.model.parameters()).device),
+        "device": str(run.unit.device),
         "train_samples": len(built.datasets.train),
         "num_steps": run.plan.num_steps,
         "step": run.state.step,
