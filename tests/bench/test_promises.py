@@ -1,7 +1,6 @@
 """The loop's cost and the loader's speed, as promised. Noise makes them look worse, so the best of a few counts."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,12 +12,14 @@ FAKE_MNIST = "data=synthetic data.samples=60000 data.val_samples=8".split()
 """MNIST's shapes without its files."""
 
 
-def measure(folder: Path, *arguments: str) -> dict[str, float]:
-    """`shoal bench`, in a process that coverage does not slow down."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    command = [sys.executable, "-m", "shoal.cli.main", "bench", *arguments, "--json"]
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+@pytest.fixture
+def measure(here: Path, without_coverage: dict[str, str]) -> Callable[..., dict[str, float]]:
+    def bench(*arguments: str) -> dict[str, float]:
+        command = [sys.executable, "-m", "shoal.cli.main", "bench", *arguments, "--json"]
+        result = subprocess.run(command, cwd=here, env=without_coverage, capture_output=True, text=True, check=True)
+        return dict(json.loads(result.stdout.splitlines()[-1]))
+
+    return bench
 
 
 def best_of(tries: int, once: Callable[[], float], enough: Callable[[float], bool]) -> list[float]:
@@ -30,20 +31,24 @@ def best_of(tries: int, once: Callable[[], float], enough: Callable[[float], boo
     return found
 
 
-def test_a_step_of_a_trivial_model_costs_at_most_60_microseconds_more_than_by_hand(here: Path) -> None:
+def test_a_step_of_a_trivial_model_costs_at_most_60_microseconds_more_than_by_hand(
+    measure: Callable[..., dict[str, float]],
+) -> None:
     words = ("step", "cluster.threads_per_worker=1", "--steps", "400", "--rounds", "7")
-    found = best_of(5, lambda: measure(here, *words)["overhead_us"], lambda us: us <= 60)
+    found = best_of(5, lambda: measure(*words)["overhead_us"], lambda us: us <= 60)
     assert min(found) <= 60, found
 
 
 @pytest.mark.slow
-def test_the_loop_costs_at_most_2_percent_on_mnist(here: Path) -> None:
+def test_the_loop_costs_at_most_2_percent_on_mnist(measure: Callable[..., dict[str, float]]) -> None:
     words = ("step", "mnist", *FAKE_MNIST, "--steps", "40", "--rounds", "5")
-    found = best_of(4, lambda: measure(here, *words)["ratio"], lambda ratio: ratio <= 1.02)
+    found = best_of(4, lambda: measure(*words)["ratio"], lambda ratio: ratio <= 1.02)
     assert min(found) <= 1.02, found
 
 
-def test_mnist_in_memory_is_read_at_least_5_times_as_fast_as_by_dataloader(shared_data: Path, here: Path) -> None:
+def test_mnist_in_memory_is_read_at_least_5_times_as_fast_as_by_dataloader(
+    shared_data: Path, measure: Callable[..., dict[str, float]]
+) -> None:
     words = ("data", "mnist", f"data.dir={shared_data}", "data.download=false", "cluster.threads_per_worker=1")
-    found = best_of(4, lambda: measure(here, *words)["ratio"], lambda ratio: ratio >= 5)
+    found = best_of(4, lambda: measure(*words)["ratio"], lambda ratio: ratio >= 5)
     assert max(found) >= 5, found

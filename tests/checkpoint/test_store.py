@@ -132,7 +132,7 @@ def test_deleting_and_clearing_leave_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [kept.path]
 
 
-def test_a_disk_that_takes_no_more_is_told_and_earlier_checkpoints_stay(tmp_path):
+def test_a_disk_that_takes_no_more_is_told_and_earlier_checkpoints_stay(tmp_path, without_coverage):
     script = (
         "import resource, sys, torch; from pathlib import Path\n"
         "from shoal.checkpoint.store import *; from shoal.core.errors import RunError\n"
@@ -142,7 +142,8 @@ def test_a_disk_that_takes_no_more_is_told_and_earlier_checkpoints_stay(tmp_path
         "try: save_checkpoint(folder, Snapshot({'a': torch.ones(10**6)}, {}), step=2, epoch=0, metrics={})\n"
         "except RunError as error: print(error)\n"
     )
-    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    result = subprocess.run(command, env=without_coverage, capture_output=True, text=True, check=True)
     assert "checkpoint of step 2 could not be written" in result.stdout
     assert "earlier checkpoints are untouched" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

@@ -267,7 +267,7 @@ def test_a_second_process_is_refused_before_it_touches_a_checkpoint(train_here, 
     assert sorted(path.name for path in (here / "r" / "checkpoints").iterdir()) == before
 
 
-def test_a_full_disk_is_told_in_words(here):
+def test_a_full_disk_is_told_in_words(here, without_coverage):
     script = (
         "import resource, sys\n"
         "from shoal.cli.main import run\n"
@@ -276,7 +276,8 @@ def test_a_full_disk_is_told_in_words(here):
         "sys.exit(run(['train', 'digits', 'train.steps=400', 'observe.every_steps=1', 'cluster.threads_per_worker=1',\n"
         "              'evaluate.every_steps=1000', 'checkpoint.every_steps=1000', '--run-dir', 'r', '--json']))\n"
     )
-    result = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, cwd=here, env=without_coverage, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "error: r cannot be written: File too large; make room, then resume the run" in result.stderr
     assert "Traceback" not in result.stderr

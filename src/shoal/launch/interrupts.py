@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: once means stop after this step and save, twice means stop now."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -35,6 +36,8 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             self._say("stopped at once", prefix="\x1b[?25h\n")
+            for child in multiprocessing.active_children():  # loader workers, which signals do not reach
+                child.kill()
             os._exit(130)
         self.received = signal.Signals(number).name
         self._say(f"{self.received}: saving after this step; once more to stop at once", prefix="\n")
