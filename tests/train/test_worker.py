@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from shoal.core.errors import RunError, UserError
+from shoal.launch.run import Launch, launch, prepare
 from shoal.observe.runs import curves, read_events, read_metrics
 from tests.small_recipes import small
+from tests.train.test_exact_resume import StopsAt
 
 TASKS = """
 import random, numpy as np, torch
@@ -63,6 +65,16 @@ class NoParameters(Base):
 class Frozen(Base):
     def model(self):
         return nn.Linear(3, 1).requires_grad_(False)
+
+class Killed(Base):
+    def datasets(self):
+        class Items(list):
+            def __getitem__(self, index):
+                import os, signal
+                if index == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return list.__getitem__(self, index)
+        return {"train": Items(super().datasets()["train"])}
 
 class Raises(Base):
     def loss(self, model, batch):
@@ -325,3 +337,29 @@ def test_a_model_that_cannot_learn_is_refused(train_here, own, here, name):
     with pytest.raises(UserError, match="model: has no parameter that trains"):
         train_here(own(name))
     assert not (here / "runs").exists()
+
+
+def test_a_loader_process_that_is_killed_ends_the_run_in_words(train_here, own, here):
+    with pytest.raises(RunError, match=r"a process that reads data died .* lower data\.workers"):
+        train_here(own("Killed", data={"workers": 1}), run_dir="r")
+    assert json.loads((here / "r" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_signal_during_the_last_evaluation_leaves_it_for_the_resumed_run(here):
+    fields = small("synthetic_mlp", here / "d", 5) | {"evaluate.every_steps": 100}
+    console = StopsAt(5)
+    summary = launch(prepare(["synthetic_mlp"], fields, run_dir=here / "r"), Launch(console, console.stop))
+    assert (summary["status"], summary["step"]) == ("interrupted", 5) and "val_loss" not in summary["metrics"]
+    final = launch(prepare(resume=here / "r"), Launch(StopsAt(99)))
+    assert final["status"] == "done" and "val_loss" in final["metrics"]
+
+
+def test_a_signal_after_the_last_evaluation_does_not_make_a_finished_run_unfinished(here):
+    class AfterTheEnd(StopsAt):
+        def report(self, report):
+            self.step = 99 if report.step == 5 and "val_loss" in report.metrics else 0
+
+    console = AfterTheEnd(5)
+    fields = small("synthetic_mlp", here / "d", 5)
+    summary = launch(prepare(["synthetic_mlp"], fields, run_dir=here / "r"), Launch(console, console.stop))
+    assert summary["status"] == "done"

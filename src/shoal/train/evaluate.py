@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 import torch
 
 from shoal.core.batch import MicroBatch
+from shoal.core.errors import RunError
 from shoal.core.rng import isolated_rng
 from shoal.parallel.unit import TrainUnit
+from shoal.recipe.schema import Recipe
 
 
 def evaluate(
@@ -38,3 +40,12 @@ def named_for_validation(metrics: dict[str, float], items: str) -> dict[str, flo
     if items == "tokens" and "val_loss" in named:
         named["val_perplexity"] = math.exp(min(named["val_loss"], 700.0))
     return named
+
+
+def check_watched(recipe: Recipe, metrics: dict[str, float]) -> None:
+    """Raise unless the metrics that the recipe goes by are among those that there are."""
+    watched = {"checkpoint.metric": recipe.checkpoint.metric}
+    watched["early_stop.metric"] = recipe.early_stop.metric if recipe.early_stop else None
+    for name, metric in watched.items():
+        if metric is not None and metric not in metrics:
+            raise RunError(f"{name}: {metric!r} is not reported by this task; it reports {', '.join(sorted(metrics))}")

@@ -4,19 +4,17 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import torch
-
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import RunError
-from shoal.core.objective import Count
 from shoal.observe.clock import Clock
 from shoal.observe.records import Observer, Report
-from shoal.parallel.unit import StepLoss, TrainUnit
+from shoal.parallel.unit import TrainUnit
 from shoal.recipe.schema import Recipe
-from shoal.train.evaluate import evaluate, named_for_validation
+from shoal.train.evaluate import check_watched, evaluate, named_for_validation
 from shoal.train.plan import Plan
 from shoal.train.schedule import learning_rate, peak_lr
 from shoal.train.state import TrainState, note_evaluation, should_stop_early
+from shoal.train.window import LossWindow
 
 STEPPING = ("data", "forward_backward", "optimizer")
 """The phases that a rate is measured over."""
@@ -49,26 +47,6 @@ class Training:
     """Seconds by the clock when the first step was done."""
 
 
-class LossWindow:
-    """Loss since the last report, added up on the device in double; reading it waits for the device."""
-
-    def __init__(self, total: float = 0.0, count: int = 0) -> None:
-        self.total: torch.Tensor | float = total
-        self.count: Count = count
-
-    def add(self, loss: StepLoss) -> None:
-        """Add a step's."""
-        if not isinstance(self.total, torch.Tensor):
-            self.total = torch.tensor(self.total, dtype=torch.float64, device=loss.terms[0][0].device)
-        for value, weight in loss.terms:
-            self.total.add_(value, alpha=weight)
-        self.count = self.count + loss.count
-
-    def read(self) -> tuple[float, int]:
-        """Sum and count as plain numbers."""
-        return float(self.total), int(self.count)
-
-
 def run_loop(run: Training) -> str:
     """Train until done; returns why it ended: `done`, `early_stop`, or what `stop` said."""
     plan, state, unit, clock = run.plan, run.state, run.unit, run.clock
@@ -81,9 +59,8 @@ def run_loop(run: Training) -> str:
     while True:
         if plan.evaluation_due(state.step) and state.evaluated_step < state.step:
             evaluate_now(run)
-            clock.lap("evaluate")
 
-        ending = run.stop() or _finished(run)
+        ending = _finished(run) or run.stop()
         if (ending or plan.save_due(state.step)) and run.saved_step != state.step:
             state.window_loss, state.window_count = _finite(run, window)
             run.save({name: value for name, value in state.metrics.items() if _is_fresh(run, name)})
@@ -116,10 +93,11 @@ def evaluate_now(run: Training) -> None:
     """Go through the validation set and report; an interruption leaves the evaluation for the resumed run."""
     if run.validation is not None:
         found = evaluate(run.unit, run.validation(), run.stop, run.recipe.train.seed)
+        run.clock.lap("evaluate")
         if found is None:
             return
         metrics = named_for_validation(found, run.items)
-        _check_watched(run.recipe, metrics)
+        check_watched(run.recipe, metrics)
         run.state.metrics |= metrics
         note_evaluation(run.state, run.recipe.early_stop)
         run.observer.report(Report(run.state.step, _epoch(run), metrics, run.clock.since_report()))
@@ -142,7 +120,7 @@ def report_training(run: Training, loss: float, count: int, lr: float) -> None:
 
 
 def _finished(run: Training) -> str | None:
-    if run.state.step >= run.plan.num_steps:
+    if run.state.step >= run.plan.num_steps and run.state.evaluated_step == run.state.step:
         return "done"
     return "early_stop" if should_stop_early(run.state, run.recipe.early_stop) else None
 
@@ -164,11 +142,3 @@ def _is_fresh(run: Training, name: str) -> bool:
 
 def _epoch(run: Training) -> float:
     return run.state.step / run.plan.steps_per_epoch
-
-
-def _check_watched(recipe: Recipe, metrics: dict[str, float]) -> None:
-    watched = {"checkpoint.metric": recipe.checkpoint.metric}
-    watched["early_stop.metric"] = recipe.early_stop.metric if recipe.early_stop else None
-    for name, metric in watched.items():
-        if metric is not None and metric not in metrics:
-            raise RunError(f"{name}: {metric!r} is not reported by this task; it reports {', '.join(sorted(metrics))}")

@@ -230,6 +230,8 @@ def _in_words(error: BaseException, request: RunRequest) -> BaseException:
             f"out of memory ({message}): set train.micro_batch below {request.loaded.recipe.micro_batch} "
             "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
         )
+    if isinstance(error, RuntimeError) and message.startswith("DataLoader worker"):
+        return RunError(f"a process that reads data died ({message}); it may be short of memory: lower data.workers")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
         return RunError(f"{request.run_dir} cannot be written: {error.strerror}; make room, then resume the run")
     return error
