@@ -114,10 +114,10 @@ def test_custom_data(module):
 @pytest.mark.parametrize(
     ("name", "args", "problem"),
     [
-        ("plain", {}, r"^data.args: users_data_module:plain\(count, offset=0\): missing a required argument: 'count'"),
+        ("plain", {}, r"^data.args: users_data_module:plain\(count, offset=0\) does not take them: missing a required argument: 'count'"),
         ("plain", {"count": 1, "ofset": 2}, r"^data.args: .*unexpected keyword argument 'ofset'"),
         ("plane", {}, r"^data.name: .*did you mean plain\?"),
-        ("NUMBER", {}, "^data.name: users_data_module:NUMBER is a int, not a function"),
+        ("NUMBER", {}, "^data.name: users_data_module:NUMBER is a int, not a class or function"),
         ("returns", {"what": "list"}, r'^data.name: .*must return {"train": dataset, "val": dataset}, not a list'),
         ("returns", {"what": "no train"}, "^data.name: .*not keys val"),
         ("returns", {"what": "typo"}, r"^data.name: .*returned 'vall'; allowed: spec, train, val; did you mean val\?"),

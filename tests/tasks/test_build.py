@@ -56,7 +56,7 @@ def test_a_class_of_ones_own_is_made_with_its_arguments(module: str) -> None:
     ("name", "args", "says"),
     [
         ("Godo", {}, "task.name: module 'own_of_task_build' has no 'Godo'; did you mean Good?"),
-        ("number", {}, "task.name: own_of_task_build:number is a int; it should be a class"),
+        ("number", {}, "task.name: own_of_task_build:number is a int, not a class or function"),
         ("Good", {"sise": 7}, "task.args: own_of_task_build:Good(size=1, *, rate=0.5) does not take them"),
         (
             "Needy",

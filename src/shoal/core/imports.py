@@ -1,6 +1,7 @@
 """Finding what a user names as `module:attribute`."""
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,22 @@ def load_object(reference: str, field: str) -> Any:
             raise UserError(f"{field}: module {module_name!r} has no {attribute!r}{hint}")
         target = getattr(target, part)
     return target
+
+
+def call_object(reference: str, section: str, args: dict[str, Any]) -> Any:
+    """What the class or function that `section`.name points to gives for `section`.args."""
+    function = load_object(reference, f"{section}.name")
+    if not callable(function):
+        raise UserError(f"{section}.name: {reference} is a {type(function).__name__}, not a class or function")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C, without a signature: calling it will tell
+        return function(**args)
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        raise UserError(f"{section}.args: {reference}{signature} does not take them: {error}") from None
+    return function(**args)
 
 
 def require(module_name: str, field: str, extra: str) -> Any:

@@ -1,11 +1,10 @@
 """From the `data:` section of a recipe to its datasets."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from shoal.core.errors import UserError
-from shoal.core.imports import load_object
+from shoal.core.imports import call_object
 from shoal.core.section import Section, one_of
 from shoal.core.spec import DataSpec
 from shoal.data import section as sections
@@ -60,16 +59,7 @@ def build_datasets(section: Section, seed: int) -> Datasets:  # noqa: PLR0911 - 
 
 def _build_custom(section: sections.CustomData) -> Datasets:
     """Call the user's function, and check what comes back where the message can still name it."""
-    function = load_object(section.name, "data.name")
-    if not callable(function):
-        raise UserError(f"data.name: {section.name} is a {type(function).__name__}, not a function")
-    try:
-        inspect.signature(function).bind(**section.args)
-    except TypeError as error:
-        raise UserError(f"data.args: {section.name}{inspect.signature(function)}: {error}") from error
-    except ValueError:
-        pass  # written in C, without a signature: calling it will tell
-    result: Any = function(**section.args)
+    result = call_object(section.name, "data", section.args)
     if not isinstance(result, Mapping) or "train" not in result:
         got = f"keys {', '.join(map(str, result))}" if isinstance(result, Mapping) else f"a {type(result).__name__}"
         raise UserError(f'data.name: {section.name} must return {{"train": dataset, "val": dataset}}, not {got}')

@@ -1,12 +1,11 @@
 """From a `task:` section to the functions a step runs, for shipped tasks and for the user's own class alike."""
 
-import inspect
 from typing import Any
 
 from torch import nn
 
 from shoal.core.errors import UserError
-from shoal.core.imports import load_object
+from shoal.core.imports import call_object
 from shoal.core.objective import Count, Measured, Objective, check_loss
 from shoal.core.section import Section
 from shoal.tasks.classification import ClassificationTask
@@ -21,16 +20,7 @@ def build_task(section: Section) -> Any:
     if isinstance(section, LanguageModelling):
         return LanguageModellingTask(section)
     assert isinstance(section, CustomTask)
-    kind = load_object(section.name, "task.name")
-    if not callable(kind):
-        raise UserError(f"task.name: {section.name} is a {type(kind).__name__}; it should be a class")
-    try:
-        inspect.signature(kind).bind(**section.args)
-    except TypeError as error:
-        raise UserError(f"task.args: {section.name}{inspect.signature(kind)} does not take them: {error}") from None
-    except ValueError:
-        pass  # written in C, without a signature: calling it will tell
-    task = kind(**section.args)
+    task = call_object(section.name, "task", section.args)
     if not callable(getattr(task, "loss", None)):
         raise UserError(f"task.name: {section.name} has no method loss(model, batch)")
     return task
