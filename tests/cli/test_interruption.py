@@ -145,3 +145,35 @@ def test_in_a_thread_training_works_and_leaves_signals_alone(here: Path) -> None
     thread.join()
     assert results[0]["status"] == "done"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_reaches_every_process_of_the_job_still_saves(here: Path, number: int) -> None:
+    """As Slurm, systemd and a Ctrl-C under `| tee` send it: to the trainer, its loader workers, and whoever reads."""
+    (here / "slow_task.py").write_text(TASK)
+    process = start(here, *ARGUMENTS)
+    wait_for_step(here, 5)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children, "there should be a loader worker"
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()
+    for pid in [*map(int, children), process.pid]:
+        os.kill(pid, number)
+    assert process.wait(timeout=60) == 130
+    assert list(here.glob("runs/*/checkpoints/step-*"))
+    assert json.loads(next(here.glob("runs/*/summary.json")).read_text())["status"] == "interrupted"
+    deadline = time.time() + 10
+    while time.time() < deadline and any(Path(f"/proc/{pid}").exists() for pid in children):
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children), "loader workers outlived the run"
+
+
+def test_output_that_nobody_reads_does_not_stop_a_run(here: Path) -> None:
+    (here / "slow_task.py").write_text(TASK)
+    process = start(here, *ARGUMENTS, "train.steps=30")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert json.loads(next(here.glob("runs/*/summary.json")).read_text())["status"] == "done"

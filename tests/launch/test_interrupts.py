@@ -14,7 +14,7 @@ from shoal.launch.interrupts import Interrupts
 with Interrupts() as stop:
     for _ in range(2):
         os.kill(os.getpid(), signal.{name})
-        time.sleep(0.1)
+        time.sleep({pause})
     print("still here")
 """
 
@@ -61,7 +61,29 @@ def test_in_another_thread_signals_are_left_alone() -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_the_second_signal_stops_at_once(name: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", TWICE.format(name=name)], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", TWICE.format(name=name, pause=0.6)], capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 130
     assert ended.stdout == ""
     assert ended.stderr.splitlines()[-1] == "stopped at once"
+
+
+def test_the_same_signal_passed_on_twice_counts_once() -> None:
+    script = TWICE.format(name="SIGINT", pause=0.005)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "still here\n")
+
+
+def test_a_closed_terminal_counts_too_unless_it_is_ignored() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with Interrupts() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop() == "SIGHUP"
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Interrupts() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

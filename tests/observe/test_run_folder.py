@@ -106,7 +106,10 @@ def test_one_process_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
         holder.kill()
         holder.communicate()
     assert not is_locked(path)
-    second.open(None)
+    with pytest.raises(UserError, match="another run has started in"):
+        second.open(None)
+    second.close()
+    second.open(0)
     assert is_locked(path)
     second.close()
     assert not is_locked(path)

@@ -90,7 +90,7 @@ def test_the_status_is_what_the_folder_last_says(
 def test_a_run_whose_folder_is_locked_is_running(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", "start")
     folder = RunFolder(path)
-    folder.open(None)
+    folder.open(0)
     assert read_run(path).status == "running"
     folder.close()
     assert read_run(path).status == "stopped"

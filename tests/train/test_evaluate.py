@@ -10,6 +10,7 @@ from shoal.train.evaluate import evaluate, named_for_validation
 class Unit:
     def __init__(self):
         self.model = nn.Dropout(0.5)
+        self.device = torch.device("cpu")
 
     def evaluate(self, batch):
         assert not self.model.training

@@ -182,3 +182,115 @@ def _pretend_step(checkpoint: Path, step: int) -> None:
     manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     checkpoint.rename(checkpoint.with_name(f"step-{step:08d}"))
+
+
+ZOO = """
+import torch
+from torch import nn
+
+class Base:
+    def datasets(self):
+        g = torch.Generator().manual_seed(0)
+        x = torch.randn(50, 3, 6, 6, generator=g)
+        return {"train": list(zip(x, x.mean((1, 2, 3)).unsqueeze(1))), "val": list(zip(x[:10], x[:10, 0, 0, :1]))}
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).pow(2).mean()
+
+class ChannelsLast(Base):
+    def model(self):
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 1))
+        return net.to(memory_format=torch.channels_last)
+
+class Transposed(Base):
+    def model(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(4, 108).t() / 10)
+                self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+                self.register_buffer("view", self.mask[:2])
+            def forward(self, x):
+                return (x.flatten(1) @ self.weight).sum(1, keepdim=True)
+        return Net()
+
+class FrozenNorm(Base):
+    def model(self):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 1))
+        net[1].eval()
+        return net
+
+class StartsInEvaluation(FrozenNorm):
+    def model(self):
+        return super().model().eval()
+
+class RandomCollate(Base):
+    def model(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(108, 1))
+    def datasets(self):
+        class Items(list):
+            def collate(self, items):
+                batch = torch.utils.data.default_collate(items)
+                return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+        parts = super().datasets()
+        return {"train": Items(parts["train"]), "val": parts["val"]}
+"""
+
+
+@pytest.mark.parametrize("optim", ["adam", "sgd"])
+@pytest.mark.parametrize("name", ["ChannelsLast", "Transposed", "FrozenNorm", "StartsInEvaluation", "RandomCollate"])
+def test_models_and_datasets_of_every_kind_resume_exactly(name: str, optim: str, here: Path) -> None:
+    import sys
+
+    (here / "zoo.py").write_text(ZOO)
+    sys.modules.pop("zoo", None)
+    recipe = {
+        "task": f"zoo:{name}",
+        "data": {"workers": 1 if name == "RandomCollate" else 0},
+        "train": {"steps": 14, "global_batch": 8},
+        "optim": {"name": optim, "lr": 0.02} | ({"momentum": 0.9} if optim == "sgd" else {}),
+        "evaluate": {"every_steps": 3},
+        "cluster": {"threads_per_worker": 1, "gpus_per_worker": 0},
+    }
+    whole = launch(prepare([recipe], run_dir=here / "whole"), Launch(SilentConsole()))
+    console = StopsAt(7)
+    launch(prepare([recipe], run_dir=here / "stopped"), Launch(console, console.stop))
+    final = run({}, "", here / "stopped")
+    assert final["resumed_from_step"] == 7
+    assert final["weights_sha256"] == whole["weights_sha256"]
+    assert final["metrics"] == whole["metrics"]
+    without = {**recipe, "evaluate": {"every_steps": 100}}
+    fewer = launch(prepare([without], run_dir=here / "fewer"), Launch(SilentConsole()))
+    assert fewer["weights_sha256"] == whole["weights_sha256"], "evaluating must not change what is learned"
+
+
+def test_a_kill_while_a_step_is_saved_again_loses_nothing(here: Path) -> None:
+    """The evaluation of a step came after its checkpoint, so it is saved once more; a kill in between keeps the first."""
+    from shoal.checkpoint.store import clear_leftovers, list_checkpoints
+
+    overrides = small("digits", here / "data", 20)
+    run(overrides, "digits", here / "r", stop_at=13)
+    folder = here / "r" / "checkpoints"
+    (folder / "step-00000013").rename(folder / ".replaced-step-00000013")  # as it stands between the two renames
+    shutil.copytree(folder / ".replaced-step-00000013", folder / ".writing-step-00000013-1")
+    clear_leftovers(folder)
+    assert [info.step for info in list_checkpoints(folder)][-1] == 13
+    assert run(overrides, "digits", here / "r")["resumed_from_step"] == 13
+
+
+def test_without_a_readable_checkpoint_nothing_is_thrown_away(here: Path) -> None:
+    from shoal.core.errors import UserError
+
+    overrides = small("digits", here / "data", 20)
+    run(overrides, "digits", here / "r", stop_at=13)
+    metrics = (here / "r" / "metrics.jsonl").read_text()
+    folder = here / "r" / "checkpoints"
+    for path in folder.glob("step-*/state.json"):
+        path.write_text("{}")
+    names = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(UserError, match=r"--resume: none of the 2 checkpoints in .* can be read"):
+        run(overrides, "digits", here / "r")
+    assert sorted(path.name for path in folder.iterdir()) == names
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"--resume: the checkpoints that this run saved are gone"):
+        run(overrides, "digits", here / "r")
+    assert (here / "r" / "metrics.jsonl").read_text() == metrics

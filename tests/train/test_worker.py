@@ -76,6 +76,52 @@ class Killed(Base):
                 return list.__getitem__(self, index)
         return {"train": Items(super().datasets()["train"])}
 
+class Lazy(Base):
+    def model(self):
+        return nn.LazyLinear(1)
+
+class ExtraState(Base):
+    def model(self):
+        class Net(nn.Linear):
+            def get_extra_state(self):
+                return {"a": 1}
+            def set_extra_state(self, state):
+                pass
+        return Net(3, 1)
+
+class CountIsNumber(Base):
+    count = 0
+
+class MeanAndCount(Base):
+    def count(self, batch):
+        return 80
+
+class NoItems0(Base):
+    def count(self, batch):
+        return 0
+
+class NoGradient(Base):
+    def loss(self, model, batch):
+        return batch[0].mean()
+
+class OddMetric(Base):
+    def metrics(self, model, batch):
+        return {"words": "good"}
+
+class OddMetrics(Base):
+    def metrics(self, model, batch):
+        return [1]
+
+class HalfMetric(Base):
+    def metrics(self, model, batch):
+        return {"big": torch.tensor(60000.0, dtype=torch.float16)}
+
+class OneSample(Base):
+    def model(self):
+        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    def datasets(self):
+        return {"train": super().datasets()["train"][:9]}
+
 class Raises(Base):
     def loss(self, model, batch):
         raise KeyError("a bug in the task")
@@ -312,11 +358,20 @@ def test_a_corrupt_image_ends_the_run_in_words_and_the_process_too(here, workers
 
 
 def test_other_data_on_resume_is_refused(train_here, here):
-    fields = small("synthetic_mlp", here / "d", 4)
+    train_here("imagenet", overrides=small("imagenet", here / "d", 4), run_dir="r")
+    next((here / "d" / "train" / "cat").iterdir()).unlink()
+    with pytest.raises(UserError, match=r"data: there are 35 training samples now and there were 36"):
+        train_here(resume="r", overrides={"train.steps": 9})
+
+
+def test_fields_that_may_not_change_are_compared_as_they_were_and_not_as_they_are_written(
+    train_here, here, monkeypatch
+):
+    monkeypatch.setenv("SHOAL_TEST_BATCH", "16")
+    fields = small("synthetic_mlp", here / "d", 4) | {"train.global_batch": "${env:SHOAL_TEST_BATCH}"}
     train_here("synthetic_mlp", overrides=fields, run_dir="r")
-    text = (here / "r" / "recipe.yaml").read_text()
-    (here / "r" / "recipe.yaml").write_text(text.replace("samples: 300", "samples: 301"))
-    with pytest.raises(UserError, match=r"data: there are 301 training samples now and there were 300"):
+    monkeypatch.setenv("SHOAL_TEST_BATCH", "8")
+    with pytest.raises(UserError, match=r"train\.global_batch: is not what it was when step 4 was saved"):
         train_here(resume="r", overrides={"train.steps": 9})
 
 
@@ -363,3 +418,45 @@ def test_a_signal_after_the_last_evaluation_does_not_make_a_finished_run_unfinis
     fields = small("synthetic_mlp", here / "d", 5)
     summary = launch(prepare(["synthetic_mlp"], fields, run_dir=here / "r"), Launch(console, console.stop))
     assert summary["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Lazy", "model: has lazy modules"),
+        ("ExtraState", r"model: _extra_state is extra state"),
+        ("CountIsNumber", "count of CountIsNumber should be a method"),
+    ],
+)
+def test_what_would_fail_at_the_first_save_fails_before_the_first_step(train_here, own, here, name, words):
+    with pytest.raises(UserError, match=words):
+        train_here(own(name))
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("MeanAndCount", r"task.loss returned a mean beside a count\(\)"),
+        ("NoItems0", "task.count found nothing to learn from"),
+        ("NoGradient", "task.loss does not depend on a parameter that trains"),
+        ("OddMetric", "task.metrics: words should be a number"),
+        ("OddMetrics", "task.metrics returned list"),
+        ("OneSample", "batch norm cannot train on a single sample"),
+    ],
+)
+def test_what_comes_up_in_the_middle_is_told_in_words(train_here, own, name, words):
+    with pytest.raises(RunError, match=words):
+        train_here(own(name), overrides={"evaluate.every_steps": 2})
+
+
+def test_half_precision_metrics_do_not_overflow(train_here, own):
+    assert train_here(own("HalfMetric"), overrides={"evaluate.batch": 10})["metrics"]["val_big"] == 60000.0
+
+
+def test_a_folder_that_another_run_took_meanwhile_is_left_alone(train_here, own, here):
+    prepared = prepare([own("Base")], run_dir=here / "r")
+    first = launch(prepare([own("Base")], {"train.seed": 7}, run_dir=here / "r"), Launch(StopsAt(99)))
+    with pytest.raises(UserError, match="another run has started in"):
+        launch(prepared, Launch(StopsAt(99)))
+    assert json.loads((here / "r" / "summary.json").read_text())["weights_sha256"] == first["weights_sha256"]

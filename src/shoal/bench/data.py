@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from shoal.core.errors import UserError
 from shoal.data.build import build_datasets
-from shoal.data.dataset import BatchDataset
+from shoal.data.dataset import reads_batches
 from shoal.data.loader import train_batches
 from shoal.data.order import Order
 from shoal.parallel.numerics import torch_settings
@@ -26,7 +26,7 @@ def measure(recipe: Recipe, rounds: int, max_samples: int = 60_000) -> dict[str,
     if recipe.data is None:
         raise UserError("data: is required: name the data to measure")
     dataset = build_datasets(recipe.data, recipe.train.seed).train
-    if not isinstance(dataset, BatchDataset):
+    if not reads_batches(dataset):
         raise UserError(f"data.name: {recipe.data.name} is read item by item, so there is nothing to compare")
     size = min(len(dataset), max_samples)
     batch = recipe.train.global_batch

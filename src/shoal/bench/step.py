@@ -16,7 +16,7 @@ from shoal.core.objective import Objective
 from shoal.core.process import Process, choose_device
 from shoal.core.rng import seed_all
 from shoal.data.build import build_datasets
-from shoal.data.dataset import BatchDataset
+from shoal.data.dataset import reads_batches
 from shoal.data.loader import train_batches
 from shoal.data.order import Order
 from shoal.models.build import build_model
@@ -63,7 +63,7 @@ def build_bench(recipe: Recipe) -> Bench:
         raise UserError(f"bench step: needs the recipe's own data: and model:, but task {recipe.task.name} brings them")
     device = choose_device(recipe.cluster.gpus_per_worker)
     datasets = build_datasets(recipe.data, recipe.train.seed)
-    if not isinstance(datasets.train, BatchDataset):
+    if not reads_batches(datasets.train):
         raise UserError(f"data.name: {recipe.data.name} is read item by item; bench step needs whole batches")
     seed_all(recipe.train.seed)
     model = build_model(recipe.model, datasets.spec)

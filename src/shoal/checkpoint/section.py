@@ -19,4 +19,4 @@ class CheckpointSection(Section):
     metric: str | None = None
     """What `keep_best` goes by, for example val_accuracy; needed when `keep_best` is above 0."""
     mode: Literal["auto", "min", "max"] = "auto"
-    """Whether less or more is better; `auto`: less for losses, perplexities and errors, more for all else."""
+    """Whether less or more is better; `auto` goes by the metric's name where that tells."""

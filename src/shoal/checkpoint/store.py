@@ -65,7 +65,7 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        save_file({name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}, aside / _TENSORS)
+        save_file(_separate(snapshot.tensors), aside / _TENSORS)
         (aside / _STATE).write_text(json.dumps(snapshot.values), encoding="utf-8")
         files = {
             name: {"bytes": (aside / name).stat().st_size, "sha256": _sha256(aside / name)}
@@ -84,10 +84,12 @@ def save_checkpoint(
         for name in (_TENSORS, _STATE, _MANIFEST):
             _fsync(aside / name)
         fsync_directory(aside)
+        replaced = folder / f".replaced-{target.name}"
         if target.exists():  # the same step again, with an evaluation that was still to come the first time
-            _remove(target)
+            target.rename(replaced)
         aside.rename(target)
         fsync_directory(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise RunError(
@@ -122,7 +124,11 @@ def read_checkpoint(info: CheckpointInfo) -> Snapshot:
         return Snapshot(load_file(info.path / _TENSORS), values)
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise CorruptCheckpointError(f"{type(error).__name__}: {error}") from error
+    except OSError as error:  # a disk or file system that fails now says nothing about the checkpoint
+        raise UserError(f"--resume: {info.path} cannot be read: {error}; mend that first") from error
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CorruptCheckpointError(f"{type(error).__name__}: {error}") from error
 
 
@@ -152,10 +158,31 @@ def delete_checkpoint(info: CheckpointInfo) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a crash left half written or half deleted. Call only while holding the run's lock."""
+    """Remove what a crash left half written or half deleted, and put back what was being replaced.
+
+    Call only while holding the run's lock, and before reading a checkpoint.
+    """
+    for path in folder.glob(".replaced-*"):
+        target = path.with_name(path.name.removeprefix(".replaced-"))
+        if target.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(target)
     for pattern in (".writing-*", ".deleting-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors of which no two share memory, as the file format wants them."""
+    seen: set[int] = set()
+    separate: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        whole = tensor.contiguous()
+        memory = whole.untyped_storage().data_ptr()
+        separate[name] = whole.clone() if memory in seen else whole
+        seen.add(memory)
+    return separate
 
 
 def _step_folders(folder: Path) -> list[Path]:
@@ -178,11 +205,11 @@ def _read_info(path: Path) -> CheckpointInfo:
 def _info(path: Path, manifest: Mapping[str, Any]) -> CheckpointInfo:
     return CheckpointInfo(
         path=path,
-        step=manifest["step"],
-        epoch=manifest["epoch"],
-        metrics=manifest["metrics"],
-        num_bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-        time=manifest["time"],
+        step=int(manifest["step"]),
+        epoch=int(manifest["epoch"]),
+        metrics={str(name): float(value) for name, value in manifest["metrics"].items()},
+        num_bytes=sum(int(entry["bytes"]) for entry in manifest["files"].values()),
+        time=float(manifest["time"]),
     )
 
 

@@ -64,11 +64,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one return a kind of error
     """The command's exit status; every error becomes words on stderr."""
-    stdout = sys.stdout
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - closed by the caller (2>&-)
+    stdout, status = sys.stdout, 0
     try:
         result: Any = shoal.main(arguments, prog_name="shoal", standalone_mode=False)
+        status = result if isinstance(result, int) else 0
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+        return status
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.ClickException as error:
@@ -88,7 +90,7 @@ def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one retur
     except BrokenPipeError:
         # The same, noticed by the flush above; keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return status
     except (KeyboardInterrupt, click.Abort):
         print("interrupted before anything was written", file=sys.stderr)
         return 130

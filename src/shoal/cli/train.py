@@ -1,5 +1,6 @@
 """`shoal train`: recipes and overrides in, a run and its summary out."""
 
+import contextlib
 import json
 import sys
 import time
@@ -100,14 +101,14 @@ def _train(
     if prepared.finished is not None:
         say("warning", f"{prepared.run_dir} is already done; raise train.epochs or train.steps to train on")
     summary = _carry_out(prepared, as_json, log_json)
-    if as_json:
-        _print_json(summary)
-    else:
-        _print_table(summary)
-    if summary["status"] != "interrupted":
-        return 0
-    say("warning", f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}")
-    return 130
+    with contextlib.suppress(OSError):  # whoever reads may be gone (`| tee` gets a Ctrl-C too); the status still tells
+        if as_json:
+            _print_json(summary)
+        else:
+            _print_table(summary)
+        if summary["status"] == "interrupted":
+            say("warning", f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}")
+    return 130 if summary["status"] == "interrupted" else 0
 
 
 def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool) -> dict[str, Any]:

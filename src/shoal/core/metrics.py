@@ -2,14 +2,21 @@
 
 import math
 
-_LESS_IS_BETTER = ("loss", "perplexity", "error", "err", "mse", "mae", "rmse")
+_LESS = "loss perplexity ppl error err errors mse mae rmse nll wer cer fid bpc bpb crossentropy distance".split()
+_MORE = "accuracy acc f1 auc auroc precision recall iou dice map bleu rouge psnr ssim r2 score reward top1 top5".split()
+
+
+def direction(metric: str) -> str | None:
+    """`min` or `max`, as the name of a metric tells; None where it does not."""
+    words = set(metric.lower().split("_"))
+    if not words.isdisjoint(_LESS):
+        return "min"
+    return None if words.isdisjoint(_MORE) else "max"
 
 
 def less_is_better(metric: str, mode: str = "auto") -> bool:
     """Whether a smaller value of `metric` is better, by `mode` or, for `auto`, by its name."""
-    if mode != "auto":
-        return mode == "min"
-    return not set(metric.split("_")).isdisjoint(_LESS_IS_BETTER)
+    return (direction(metric) if mode == "auto" else mode) == "min"
 
 
 def is_better(value: float, best: float, metric: str, mode: str = "auto", min_delta: float = 0.0) -> bool:

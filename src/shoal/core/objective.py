@@ -30,7 +30,7 @@ class Objective:
     """What is counted: samples or tokens."""
 
 
-def check_loss(loss: Any) -> None:
+def check_loss(loss: Any, trains: bool = False) -> None:
     """Raise `UserError` unless a task's loss is what it should be."""
     value = loss[0] if isinstance(loss, tuple) and len(loss) == 2 else loss
     if not isinstance(value, torch.Tensor) or value.ndim != 0:
@@ -38,3 +38,5 @@ def check_loss(loss: Any) -> None:
             f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(type(loss).__name__)
         )
         raise UserError(f"task.loss returned {what}; return the mean over the batch (a scalar tensor) or (sum, count)")
+    if trains and not value.requires_grad:
+        raise UserError("task.loss does not depend on a parameter that trains; compute it from what model(...) returns")

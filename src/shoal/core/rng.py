@@ -96,17 +96,23 @@ def seed_host(seed: int) -> None:
 
 
 class isolated_rng:  # noqa: N801 - read as a statement: `with isolated_rng(seed):`
-    """Inside, Python, NumPy and torch draw from `seed`; outside, nothing has moved."""
+    """Inside, Python, NumPy, torch and the GPU that is given draw from `seed`; outside, nothing has moved."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self.seed = seed
+        self.gpu = device if device is not None and device.type == "cuda" else None
 
     def __enter__(self) -> None:
         self._saved = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         seed_host(self.seed)
+        if self.gpu is not None:
+            self._saved_gpu = torch.cuda.get_rng_state(self.gpu)
+            torch.cuda.manual_seed(self.seed)
 
     def __exit__(self, *exception: object) -> None:
         python_state, numpy_state, torch_state = self._saved
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self._saved_gpu, self.gpu)

@@ -1,8 +1,9 @@
 """What a dataset is to the loader: anything with a length and items, or better, one that hands out whole batches."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ BatchTransform = Callable[[tuple[torch.Tensor, ...], np.ndarray, int], tuple[tor
 """(batch, sample indices, epoch) -> batch: normalising, augmenting. Random only through `core.rng.sample_uniforms`."""
 
 
-@runtime_checkable
 class BatchDataset(Protocol):
     """A dataset that reads many samples in one go."""
 
@@ -25,6 +25,17 @@ class BatchDataset(Protocol):
     def batch(self, indices: np.ndarray, epoch: int) -> Batch:
         """The samples at `indices` as one batch; `epoch` is what augmentation may depend on besides the sample."""
         ...
+
+
+def reads_batches(dataset: Any) -> bool:
+    """Whether a dataset has `batch(indices, epoch)`; others have a method of that name for another purpose."""
+    method = getattr(dataset, "batch", None)
+    if not callable(method):
+        return False
+    try:
+        return list(inspect.signature(method).parameters)[:2] == ["indices", "epoch"]
+    except (TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """From the order of samples to batches: read in line, or ahead by worker processes; started at any step at no cost."""
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
 from shoal.core.rng import derive_seed, isolated_rng, seed_host
+from shoal.data.dataset import reads_batches
 from shoal.data.order import Order, worker_slices
 
 
@@ -23,21 +25,19 @@ class _Request(NamedTuple):
     indices: np.ndarray
 
 
-def read_batch(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
-    """One micro-batch: in one go where the dataset can, else item by item.
+def read_items(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
+    """One micro-batch, item by item.
 
-    Items are read under a seed of their own, (seed, epoch, sample), so that random transforms in a user's dataset give
-    the same sample whoever reads it and after any resume.
+    Each item is read, and all are put together, under a seed of their own, (seed, epoch, sample), so that random
+    transforms in a user's dataset give the same whoever reads it and after any resume.
     """
-    if hasattr(dataset, "batch"):
-        return dataset.batch(indices, epoch)
+    collate = getattr(dataset, "collate", default_collate)
     items = []
     with isolated_rng(seed):
         for index in indices.tolist():
             seed_host(derive_seed(seed, epoch, index))
             items.append(dataset[index])
-    collate = getattr(dataset, "collate", default_collate)
-    return collate(items)
+        return collate(items)
 
 
 def train_batches(
@@ -51,15 +51,16 @@ def train_batches(
     micro_batch: int,
     workers: int = 0,
     pin_memory: bool = False,
-) -> Iterator[StepBatch]:
+) -> Generator[StepBatch]:
     """This worker's share of steps `start_step` to `num_steps`; nothing before `start_step` is read."""
     steps = partial(_step_requests, order, start_step, num_steps, rank, world_size, micro_batch)
     # Worker processes run ahead of the loop, so they are fed by an iterator of their own over the same requests.
-    read = _reader(dataset, (request for step in steps() for request in step), order.seed, workers, pin_memory)
-    for number, requests in enumerate(steps(), start_step):
-        first, last = order.bounds(number)
-        microbatches = [MicroBatch(read(request), len(request.indices)) for request in requests]
-        yield StepBatch(microbatches, last - first)
+    ahead = (request for step in steps() for request in step)
+    with _reader(dataset, ahead, order.seed, workers, pin_memory) as read:
+        for number, requests in enumerate(steps(), start_step):
+            first, last = order.bounds(number)
+            microbatches = [MicroBatch(read(request), len(request.indices)) for request in requests]
+            yield StepBatch(microbatches, last - first)
 
 
 def evaluation_batches(
@@ -75,9 +76,9 @@ def evaluation_batches(
     """This worker's share of a dataset in its own order, every sample exactly once over all workers."""
     slices = worker_slices(0, len(dataset), rank, world_size, batch)
     requests = [_Request(0, np.arange(start, end)) for start, end in slices if end > start]
-    read = _reader(dataset, iter(requests), seed, workers, pin_memory)
-    for request in requests:
-        yield MicroBatch(read(request), len(request.indices))
+    with _reader(dataset, iter(requests), seed, workers, pin_memory) as read:
+        for request in requests:
+            yield MicroBatch(read(request), len(request.indices))
 
 
 def _step_requests(
@@ -92,17 +93,23 @@ def _step_requests(
         yield [_Request(epoch, permutation[start:end]) for start, end in slices]
 
 
+@contextlib.contextmanager
 def _reader(
     dataset: Any, requests: Iterator[_Request], seed: int, workers: int, pin_memory: bool
-) -> Callable[[_Request], Any]:
+) -> Iterator[Callable[[_Request], Any]]:
     """A function that answers the requests, in their order: in line, or by worker processes that read ahead."""
     if not workers:
+        whole = reads_batches(dataset)
 
         def read_here(request: _Request) -> Any:
-            batch = read_batch(dataset, request.epoch, request.indices, seed)
+            if whole:
+                batch = dataset.batch(request.indices, request.epoch)
+            else:
+                batch = read_items(dataset, request.epoch, request.indices, seed)
             return _pin(batch) if pin_memory else batch
 
-        return read_here
+        yield read_here
+        return
 
     loader = DataLoader(
         _RequestReader(dataset, seed),
@@ -123,7 +130,11 @@ def _reader(
             raise batch
         return batch
 
-    return read_ahead
+    try:
+        yield read_ahead
+    finally:
+        # At once, not when the last reference goes: a traceback would keep the workers until the process ends.
+        batches._shutdown_workers()  # type: ignore[attr-defined]
 
 
 class _RequestReader(Dataset[Any]):
@@ -132,10 +143,13 @@ class _RequestReader(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.whole = reads_batches(dataset)
 
     def __getitem__(self, request: _Request) -> Any:
         try:
-            return read_batch(self.dataset, request.epoch, request.indices, self.seed)
+            if self.whole:
+                return self.dataset.batch(request.indices, request.epoch)
+            return read_items(self.dataset, request.epoch, request.indices, self.seed)
         except UserError as error:
             return error  # as a value: DataLoader would bury the message in a traceback
 
@@ -155,13 +169,25 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _prepare_worker(worker_id: int) -> None:
-    """Take a worker out of the trainer's process group.
+    """Keep a worker alive through the signals that the trainer handles: it still needs the batches in flight.
 
-    A Ctrl-C, or a signal to the whole group, is the trainer's to handle, and it still needs the batches in flight. The
-    trainer itself ends its workers one by one, and a worker whose trainer is gone ends by itself.
+    A Ctrl-C does not reach it, because it leaves the trainer's process group. A SIGTERM to every process of a job
+    (Slurm, systemd) gives it a minute, the second one none. The trainer ends it when it is done, and a worker whose
+    trainer is gone ends by itself.
     """
+    received = 0
+
+    def on_terminate(signum: int, frame: Any) -> None:
+        nonlocal received
+        received += 1
+        if received > 1:
+            os._exit(128 + signum)
+        signal.alarm(60)
+
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, on_terminate)
 
 
 def _pin(data: Any) -> Any:

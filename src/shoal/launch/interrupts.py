@@ -1,5 +1,6 @@
-"""Ctrl-C and SIGTERM: once means stop after this step and save, twice means stop now."""
+"""Ctrl-C, SIGTERM and a closed terminal: once means stop after this step and save, twice means stop now."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,8 @@ from typing import Any
 
 from shoal.core.storage import to_json_line
 
+_SAME_S = 0.5
+
 
 class Interrupts:
     """Catches the signals while it is entered; call it to learn whether to stop."""
@@ -17,6 +20,7 @@ class Interrupts:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.received: str | None = None
+        self._first = 0.0
         self._saved: dict[int, Any] = {}
 
     def __call__(self) -> str | None:
@@ -25,8 +29,9 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._saved[number] = signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    self._saved[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -34,11 +39,15 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received is not None and now - self._first < _SAME_S:
+            return  # the same one again: wrappers pass on what the terminal sent to all
         if self.received is not None:
             self._say("stopped at once", prefix="\x1b[?25h\n")
             for child in multiprocessing.active_children():  # loader workers, which signals do not reach
                 child.kill()
             os._exit(130)
+        self._first = now
         self.received = signal.Signals(number).name
         self._say(f"{self.received}: saving after this step; once more to stop at once", prefix="\n")
 
@@ -50,4 +59,5 @@ class Interrupts:
         else:
             # On a terminal: out of the bar's line, and with the cursor that the bar hides.
             text = (prefix if os.isatty(2) else "") + message
-        os.write(2, f"{text}\n".encode())
+        with contextlib.suppress(OSError):  # a pipe whose reader got the signal first; the run goes on to save
+            os.write(2, f"{text}\n".encode())

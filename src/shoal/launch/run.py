@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import UserError
+from shoal.core.errors import RunError, UserError
 from shoal.observe.records import Observer
 from shoal.observe.runs import differing_fields, find_run, read_run
+from shoal.recipe.identity import changed_field, fixed_fields
 from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe, origins_with
 from shoal.recipe.merge import merge, overlay_of, override_paths
 from shoal.recipe.yaml_tree import read_yaml
-
-_FIXED = ("task", "model", "optim.name", "train.global_batch", "train.seed")
-_FREE_DATA = ("data.dir", "data.workers", "data.download")
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,10 @@ def _prepare_resume(name: str, overrides: Iterable[str] | Mapping[str, Any]) -> 
     tree, origins = read_yaml(folder / "recipe.yaml")
     by_path = override_paths(overrides)
     changed = merge(tree, overlay_of(by_path))
-    for dotted in differing_fields([tree, changed]):
-        fixed = dotted.startswith("data.") and dotted not in _FREE_DATA
-        if fixed or any(dotted == name or dotted.startswith(name + ".") for name in _FIXED):
-            raise UserError(f"{dotted}: cannot change when a run is resumed; start a new run for that")
     loaded = check_tree(changed, origins_with(origins, by_path))
+    before = fixed_fields(check_tree(tree, origins).recipe)
+    if (changed_name := changed_field(before, fixed_fields(loaded.recipe))) is not None:
+        raise UserError(f"{changed_name}: cannot change when a run is resumed; start a new run for that")
     run = read_run(folder)
     same = not differing_fields([tree, changed])
     is_done = run.summary.get("status") == run.status == "done"
@@ -88,4 +85,7 @@ def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
         return dict(prepared.finished)
     from shoal.launch.local import run_here
 
-    return run_here(prepared, how)
+    try:
+        return run_here(prepared, how)
+    except (UserError, RunError) as error:
+        raise type(error)(prepared.loaded.hide(str(error))) from error.__cause__

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -19,7 +19,7 @@ _IN_BAR = ("train_loss", "samples_per_s")
 
 def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineConsole | JsonConsole | SilentConsole":
     """`auto` (a bar on a terminal, lines elsewhere), `lines`, `json` or `silent`."""
-    stream = stream or sys.stderr
+    stream = cast(TextIO, _Forgiving(stream or sys.stderr))
     if kind == "json":
         return JsonConsole(stream)
     if kind == "silent":
@@ -29,6 +29,31 @@ def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineC
     if kind in ("auto", "lines"):
         return LineConsole(stream)
     raise UserError(f"progress: {kind!r} is not allowed; {one_of(kind, ('auto', 'lines', 'json', 'silent'))}")
+
+
+class _Forgiving:
+    """A stream whose reader may go away: from then on nothing is shown, and the run goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream: TextIO | None = stream
+
+    def write(self, text: str) -> int:
+        if self.stream is not None:
+            try:
+                return self.stream.write(text)
+            except (OSError, ValueError):
+                self.stream = None
+        return len(text)
+
+    def flush(self) -> None:
+        if self.stream is not None:
+            try:
+                self.stream.flush()
+            except (OSError, ValueError):
+                self.stream = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream or sys.__stderr__, name)
 
 
 def describe(metrics: dict[str, float], names: tuple[str, ...] = ()) -> str:

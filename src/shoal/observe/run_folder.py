@@ -44,6 +44,8 @@ class RunFolder:
         self.lock()
         if resumed_step is not None:
             self._forget_after(resumed_step)
+        elif (self.path / "events.jsonl").exists():
+            raise UserError(f"--run-dir: another run has started in {self.path} meanwhile; choose another folder")
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
         self._events = (self.path / "events.jsonl").open("a", encoding="utf-8")
 
@@ -59,7 +61,7 @@ class RunFolder:
     def _forget_after(self, step: int) -> None:
         """Drop metrics of steps that will be trained again, and a line that a crash cut short."""
         path = self.path / "metrics.jsonl"
-        kept = [record for record in read_json_lines(path) if record.get("step", 0) <= step]
+        kept = [record for record in read_json_lines(path) if _step_of(record) <= step]
         write_atomically(path, "".join(to_json_line(record) + "\n" for record in kept))
         events = self.path / "events.jsonl"
         if events.exists() and not events.read_bytes().endswith(b"\n"):
@@ -90,3 +92,9 @@ class RunFolder:
         write_atomically(
             self.path / "summary.json", json.dumps(json.loads(to_json_line(dict(summary))), indent=1) + "\n"
         )
+
+
+def _step_of(record: Mapping[str, Any]) -> float:
+    """The step of a report; one that cannot be read counts as one to forget."""
+    step = record.get("step")
+    return step if isinstance(step, int | float) else float("inf")

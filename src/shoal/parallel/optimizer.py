@@ -54,9 +54,16 @@ def load_optimizer_tensors(
         for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
     }
     by_name = {names[parameter]: number for parameter, number in numbers.items()}
+    parameters = {names[parameter]: parameter for parameter in numbers}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for full_name, tensor in tensors.items():
         name, _, key = full_name.rpartition(".")
-        # Cloned: torch keeps the very tensor where device and type already fit, and steps would write into the file's.
-        state.setdefault(by_name[name], {})[key] = tensor.clone()
+        state.setdefault(by_name[name], {})[key] = _laid_out_like(parameters[name], tensor)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _laid_out_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the parameter's strides: fused optimizers walk both in memory order (channels-last weights, say)."""
+    if tensor.shape != parameter.shape:
+        return tensor.clone()
+    return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

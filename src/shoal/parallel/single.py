@@ -1,5 +1,6 @@
 """One process on one device: the reference that every other strategy must agree with."""
 
+import copy
 from typing import Any, cast
 
 import torch
@@ -40,17 +41,25 @@ class SingleUnit:
         # What to divide by is known before the first forward pass, so that every backward adds its final share.
         # It is counted on the host, where the batches still are: the device is not waited for.
         expected = step.num_samples if count_items is None else sum(int(count_items(m.data)) for m in step.microbatches)
+        if expected == 0:
+            raise UserError(
+                "task.count found nothing to learn from in a whole step; check the data and train.global_batch"
+            )
         terms: list[tuple[torch.Tensor, int]] = []
         total: Count = 0
         for micro in step.microbatches:
             batch = self._to_device(micro.data)
             with self.autocast:
                 loss = self.objective.loss(self.forward, batch)
-            check_loss(loss)
+            check_loss(loss, trains=True)
             if isinstance(loss, tuple):
                 loss_sum, count = loss
                 share = loss_sum / expected
                 terms.append((loss_sum.detach(), 1))
+            elif count_items is not None:
+                raise UserError(
+                    "task.loss returned a mean, but the task has count(); return (sum, count) or drop count()"
+                )
             else:
                 count = micro.num_samples
                 share = loss if count == expected else loss * (count / expected)
@@ -70,6 +79,8 @@ class SingleUnit:
         """A task that sums over something else than samples tells how many only after the forward pass."""
         if isinstance(count, int) and count == expected:
             return
+        if isinstance(count, int) and count == 0:
+            raise UserError("task.loss counted nothing to learn from in a whole step; check the data")
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_mul_(gradients, expected / count)
 
@@ -139,9 +150,11 @@ def move(data: Any, device: torch.device) -> Any:
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)
     if isinstance(data, dict):
-        return type(data)((key, move(value, device)) for key, value in data.items())
+        moved = copy.copy(data)  # of its own kind, whatever it takes to make one
+        moved.update({key: move(value, device) for key, value in data.items()})
+        return moved
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(move(value, device) for value in data))
     if isinstance(data, list | tuple):
         return type(data)(move(value, device) for value in data)
-    return data
+    return data.to(device) if hasattr(data, "to") else data

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from shoal.core.metrics import direction
 from shoal.data.section import OF_TASK, CsvText
 from shoal.recipe.schema import Recipe
 from shoal.tasks.section import METRICS, CustomTask
@@ -60,13 +61,20 @@ def _length_problems(recipe: Recipe) -> Found:
         )
     elif train.micro_batch and (train.global_batch // workers) % train.micro_batch:
         share = train.global_batch // workers
-        divisors = [size for size in range(1, share + 1) if share % size == 0]
-        best = min(divisors, key=lambda size: abs(size - (train.micro_batch or 1)))
+        best = _nearest_divisor(share, train.micro_batch)
         yield (
             ("train", "micro_batch"),
             f"{train.micro_batch} does not divide the {share} samples of a worker "
             f"(train.global_batch {train.global_batch} / cluster.workers {workers}); nearest that does: {best}",
         )
+
+
+def _nearest_divisor(value: int, wanted: int) -> int:
+    for distance in range(1, min(wanted, 100_000)):
+        for divisor in (wanted - distance, wanted + distance):
+            if value % divisor == 0:
+                return divisor
+    return 1
 
 
 def _nearest_multiple(value: int, factor: int) -> int:
@@ -105,13 +113,19 @@ def _metric_problems(recipe: Recipe) -> Found:
     checkpoint, early_stop = recipe.checkpoint, recipe.early_stop
     if checkpoint.keep_best and checkpoint.metric is None:
         yield ("checkpoint", "metric"), f"is required by checkpoint.keep_best {checkpoint.keep_best}"
-    watched = [
-        (("checkpoint", "metric"), checkpoint.metric),
-        (("early_stop", "metric"), early_stop and early_stop.metric),
-    ]
-    for path, metric in watched:
-        if metric is not None and known is not None and metric not in known:
-            yield path, f"{metric!r} is not reported by task {recipe.task.name}; allowed: {', '.join(known)}"
+    watched = [("checkpoint", checkpoint.metric, checkpoint.mode)]
+    if early_stop is not None:
+        watched.append(("early_stop", early_stop.metric, early_stop.mode))
+    for section, metric, mode in watched:
+        if metric is None:
+            continue
+        if known is not None and metric not in known:
+            yield (
+                (section, "metric"),
+                f"{metric!r} is not reported by task {recipe.task.name}; allowed: {', '.join(known)}",
+            )
+        elif mode == "auto" and direction(metric) is None:
+            yield (section, "mode"), f"whether less or more of {metric!r} is better is not clear; set min or max"
 
 
 def _cluster_problems(recipe: Recipe) -> Found:

@@ -26,6 +26,12 @@ class LoadedRecipe:
 
     recipe: Recipe
     references: Mapping[Path, str] = field(default_factory=dict)
+    values: Tree = field(default_factory=dict, repr=False, compare=False)
+    """The tree with references resolved; for `hide` alone."""
+
+    def hide(self, message: str) -> str:
+        """The message with references in place of the texts that they stand for."""
+        return hide_values(message, self.values, self.references)
 
     def tree(self) -> Tree:
         """Fully resolved but for the references: what may be written down."""
@@ -89,7 +95,7 @@ def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedR
     if found := problems(recipe):
         message = "\n".join(f"{dotted(path)}: {message}" for path, message in found)
         raise UserError(hide_values(message, values, references))
-    return LoadedRecipe(recipe, references)
+    return LoadedRecipe(recipe, references, values)
 
 
 def _validate(values: Tree, texts: Tree) -> Recipe:

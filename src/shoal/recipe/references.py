@@ -12,6 +12,8 @@ from shoal.core.errors import UserError
 from shoal.recipe.yaml_tree import Path, Tree, dotted, parse_value
 
 _REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
+_TELLING = 6
+"""Texts shorter than this stand in messages by chance."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -82,7 +84,7 @@ def _restore(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
 
 
 def hide_values(message: str, tree: Tree, references: Mapping[Path, str]) -> str:
-    """The message with references in place of the quoted texts that they stand for."""
+    """The message with references in place of the texts that they stand for, quoted or of some length."""
     for path, reference in references.items():
         value: Any = tree
         for part in path:
@@ -90,4 +92,6 @@ def hide_values(message: str, tree: Tree, references: Mapping[Path, str]) -> str
             value = next(item for key, item in items if str(key) == part)
         if isinstance(value, str):
             message = message.replace(repr(value), reference)
+        if len(str(value)) >= _TELLING and not isinstance(value, dict | list):
+            message = message.replace(str(value), reference)
     return message

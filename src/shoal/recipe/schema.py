@@ -55,7 +55,7 @@ class EarlyStopSection(Section):
     metric: str = "val_loss"
     """What to watch."""
     mode: Literal["auto", "min", "max"] = "auto"
-    """Whether less or more is better; `auto`: less for losses, perplexities and errors, more for all else."""
+    """Whether less or more is better; `auto` goes by the metric's name where that tells."""
     patience: Positive = 3
     """Evaluations without improvement that are borne."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0

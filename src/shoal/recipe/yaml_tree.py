@@ -82,6 +82,8 @@ def read_yaml(file: FilePath) -> tuple[Tree, dict[Path, str]]:
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[Path, str] = {}
         if node is not None:
+            if _size(node, {}) > _MOST_VALUES:
+                raise UserError(f"recipe {file}: unfolds to more than {_MOST_VALUES:,} values by its aliases")
             _note_lines(node, (), file.name, lines)
         tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -107,6 +109,20 @@ def parse_value(text: str, field: str) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+_MOST_VALUES = 100_000
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values below a node with every alias written out; one that contains itself counts as nothing here."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 0
+        below = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_size(part, known) for part in below)
+    return known[id(node)]
 
 
 def _note_lines(node: yaml.Node, path: Path, name: str, lines: dict[Path, str]) -> None:

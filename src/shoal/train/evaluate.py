@@ -18,10 +18,11 @@ def evaluate(
     """Every metric over all of `batches`, weighted by what it counts; None when stopped in the middle."""
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, torch.Tensor] = {}
-    was_training = unit.model.training
+    # Module by module: one that the user has frozen in evaluation mode must not come back training.
+    training = [module for module in unit.model.modules() if module.training]
     unit.model.eval()
     try:
-        with isolated_rng(seed):
+        with isolated_rng(seed, unit.device):
             for batch in batches:
                 if stop() is not None:
                     return None
@@ -30,7 +31,8 @@ def evaluate(
                     sums[name] = sums.get(name, 0.0) + torch.as_tensor(value).double()
                     counts[name] = counts.get(name, 0.0) + torch.as_tensor(count).double()
     finally:
-        unit.model.train(was_training)
+        for module in training:
+            module.training = True
     return {name: float(sums[name] / counts[name]) for name in sums}
 
 

@@ -1,7 +1,8 @@
 """THE loop. Read it top to bottom: there is nothing else that trains."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from shoal.core.batch import MicroBatch, StepBatch
@@ -28,7 +29,7 @@ class Training:
     plan: Plan
     state: TrainState
     unit: TrainUnit
-    batches: Callable[[int], Iterator[StepBatch]]
+    batches: Callable[[int], Generator[StepBatch]]
     """The steps from a given one on."""
     validation: Callable[[], Iterator[MicroBatch]] | None
     items: str
@@ -52,41 +53,41 @@ def run_loop(run: Training) -> str:
     plan, state, unit, clock = run.plan, run.state, run.unit, run.clock
     peak = peak_lr(run.recipe.optim, run.recipe.train.global_batch)
     window = LossWindow(state.window_loss, state.window_count)
-    batches = run.batches(state.step)
     run.reported_samples = state.samples
     clock.lap("start")
 
-    while True:
-        if plan.evaluation_due(state.step) and state.evaluated_step < state.step:
-            evaluate_now(run)
+    with closing(run.batches(state.step)) as batches:
+        while True:
+            if plan.evaluation_due(state.step) and state.evaluated_step < state.step:
+                evaluate_now(run)
 
-        ending = _finished(run) or run.stop()
-        if (ending or plan.save_due(state.step)) and run.saved_step != state.step:
-            state.window_loss, state.window_count = _finite(run, window)
-            run.save({name: value for name, value in state.metrics.items() if _is_fresh(run, name)})
-            run.saved_step = state.step
-            clock.lap("checkpoint")
-        if ending:
-            return ending
+            ending = _finished(run) or run.stop()
+            if (ending or plan.save_due(state.step)) and run.saved_step != state.step:
+                state.window_loss, state.window_count = _finite(run, window)
+                run.save({name: value for name, value in state.metrics.items() if _is_fresh(run, name)})
+                run.saved_step = state.step
+                clock.lap("checkpoint")
+            if ending:
+                return ending
 
-        batch = next(batches)
-        clock.lap("data")
-        lr = learning_rate(run.recipe.optim, peak, state.step, plan.num_steps)
-        loss = unit.forward_backward(batch)
-        clock.lap("forward_backward")
-        unit.optimizer_step(lr)
-        clock.lap("optimizer")
+            batch = next(batches)
+            clock.lap("data")
+            lr = learning_rate(run.recipe.optim, peak, state.step, plan.num_steps)
+            loss = unit.forward_backward(batch)
+            clock.lap("forward_backward")
+            unit.optimizer_step(lr)
+            clock.lap("optimizer")
 
-        state.step += 1
-        state.samples += batch.num_samples
-        window.add(loss)
-        run.first_step_s = run.first_step_s or clock.elapsed_s
-        run.observer.tick(state.step)
-        if plan.report_due(state.step):
-            total, count = _finite(run, window)
-            report_training(run, total / max(count, 1), count, lr)
-            window = LossWindow()
-            clock.lap("report")
+            state.step += 1
+            state.samples += batch.num_samples
+            window.add(loss)
+            run.first_step_s = run.first_step_s or clock.elapsed_s
+            run.observer.tick(state.step)
+            if plan.report_due(state.step):
+                total, count = _finite(run, window)
+                report_training(run, total / max(count, 1), count, lr)
+                window = LossWindow()
+                clock.lap("report")
 
 
 def evaluate_now(run: Training) -> None:

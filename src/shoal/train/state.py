@@ -12,6 +12,7 @@ from shoal.core.metrics import is_better
 from shoal.core.process import Process
 from shoal.core.rng import capture_rng, restore_rng
 from shoal.parallel.unit import TrainUnit, UnitState
+from shoal.recipe.identity import changed_field
 from shoal.recipe.schema import EarlyStopSection
 
 
@@ -29,6 +30,8 @@ class TrainState:
     """Newest values by name, training and validation."""
     best: float | None = None
     """Best value of the metric that early stopping watches."""
+    best_of: str = ""
+    """Which metric that is, and which way it is better."""
     evaluations_since_best: int = 0
     window_loss: float = 0.0
     """Sum of the loss since the last report, so that a report after a resume is the one it would have been."""
@@ -51,6 +54,9 @@ def note_evaluation(state: TrainState, early_stop: EarlyStopSection | None) -> N
     if early_stop is None:
         return
     value = state.metrics[early_stop.metric]
+    watched = f"{early_stop.metric} {early_stop.mode}"
+    if state.best_of != watched:
+        state.best, state.best_of = None, watched
     if state.best is None or is_better(value, state.best, early_stop.metric, early_stop.mode, early_stop.min_delta):
         state.best, state.evaluations_since_best = value, 0
     else:
@@ -62,40 +68,72 @@ def should_stop_early(state: TrainState, early_stop: EarlyStopSection | None) ->
     return early_stop is not None and state.evaluations_since_best >= early_stop.patience
 
 
-def take_snapshot(unit: TrainUnit, state: TrainState, process: Process, train_samples: int) -> Snapshot:
+@dataclass(frozen=True)
+class Identity:
+    """What makes a run the run it is: a checkpoint of another is refused."""
+
+    train_samples: int
+    fixed: dict[str, str]
+    """Hash of every field of the recipe that may not change, as it was after references were resolved."""
+
+
+def take_snapshot(unit: TrainUnit, state: TrainState, process: Process, identity: Identity) -> Snapshot:
     """All that must survive. Weights that are not finite are never saved: they would poison every resume."""
     unit_state = unit.state()
-    floating = [tensor for tensor in unit_state.tensors.values() if tensor.is_floating_point()]
-    if not bool(torch.stack([tensor.isfinite().all() for tensor in floating]).all()):
-        raise RunError(
-            f"the weights became infinite or nan by step {state.step}: lower optim.lr, raise optim.warmup_steps "
-            "or set train.clip_norm=1.0"
-        )
+    _check_finite(unit, unit_state, state.step)
     values = {
         "train": state.to_values(),
-        "train_samples": train_samples,
+        "identity": asdict(identity),
         "unit": unit_state.values,
         "rng": [capture_rng(process.device)],
     }
     return Snapshot(unit_state.tensors, values)
 
 
+def _check_finite(unit: TrainUnit, state: UnitState, step: int) -> None:
+    """Parameters and optimizer state; buffers may hold infinities for good reason, such as attention masks."""
+    learned = {f"model.{name}" for name, _ in unit.model.named_parameters()}
+    checked = [
+        tensor.isfinite().all()
+        for name, tensor in state.tensors.items()
+        if name in learned or name.startswith("optim.")
+    ]
+    if checked and not bool(torch.stack(checked).all()):
+        raise RunError(
+            f"the weights became infinite or nan by step {step}: lower optim.lr, raise optim.warmup_steps "
+            "or set train.clip_norm=1.0"
+        )
+
+
 def restore_newest(
-    folder: Path, unit: TrainUnit, process: Process, train_samples: int
+    folder: Path, unit: TrainUnit, process: Process, identity: Identity
 ) -> tuple[TrainState, CheckpointInfo | None, list[dict[str, Any]]]:
-    """Load the newest checkpoint that can be read; corrupt ones are set aside and told of."""
-    rejected: list[dict[str, Any]] = []
+    """Load the newest checkpoint that can be read; corrupt ones are set aside and told of, once there is a better."""
+    rejected: list[tuple[CheckpointInfo, CorruptCheckpointError]] = []
     for info, snapshot in newest_readable(folder):
         if isinstance(snapshot, CorruptCheckpointError):
-            rejected.append({"step": info.step, "reason": str(snapshot), "path": str(set_aside(info))})
+            rejected.append((info, snapshot))
             continue
-        if snapshot.values["train_samples"] != train_samples:
-            raise UserError(
-                f"data: there are {train_samples:,} training samples now and there were "
-                f"{snapshot.values['train_samples']:,} when step {info.step} was saved, so the order would be another; "
-                "bring the data back as it was, or start a new run"
-            )
+        _check_identity(Identity(**snapshot.values["identity"]), identity, info.step)
         unit.load(UnitState(snapshot.tensors, snapshot.values["unit"]))
         restore_rng(snapshot.values["rng"][process.rank], process.device)
-        return TrainState.from_values(snapshot.values["train"]), info, rejected
-    return TrainState(), None, rejected
+        told = [{"step": bad.step, "reason": str(why), "path": str(set_aside(bad))} for bad, why in rejected]
+        return TrainState.from_values(snapshot.values["train"]), info, told
+    if rejected:
+        newest, why = rejected[0]
+        raise UserError(
+            f"--resume: none of the {len(rejected)} checkpoints in {folder} can be read ({newest.path.name}: {why}); "
+            "bring them back from a copy, or start a new run"
+        )
+    return TrainState(), None, []
+
+
+def _check_identity(saved: Identity, present: Identity, step: int) -> None:
+    if (changed := changed_field(saved.fixed, present.fixed)) is not None:
+        raise UserError(f"{changed}: is not what it was when step {step} was saved; start a new run for that")
+    if saved.train_samples != present.train_samples:
+        raise UserError(
+            f"data: there are {present.train_samples:,} training samples now and there were "
+            f"{saved.train_samples:,} when step {step} was saved, so the order would be another; "
+            "bring the data back as it was, or start a new run"
+        )

@@ -3,9 +3,10 @@
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,17 @@ from shoal.data.section import OF_TASK
 from shoal.models.build import build_model
 from shoal.observe.records import Observer, Observers
 from shoal.observe.run_folder import RunFolder
+from shoal.observe.runs import read_events
 from shoal.parallel.build import build_unit
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.unit import StepSettings, TrainUnit
+from shoal.recipe.identity import fixed_fields
 from shoal.recipe.load import LoadedRecipe
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import make_plan
-from shoal.train.state import TrainState, restore_newest, take_snapshot
+from shoal.train.state import Identity, TrainState, restore_newest, take_snapshot
 from shoal.train.summary import Origin, summarise
 
 
@@ -75,7 +78,7 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     with settings:
         try:
             return _train(request, _build(recipe, process), process)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError) as error:
             raise _in_words(error, request) from error.__cause__
 
 
@@ -88,6 +91,7 @@ class _Built:
     datasets: Datasets
     order: Order
     num_parameters: int
+    identity: Identity
     warnings: list[str]
 
 
@@ -104,7 +108,8 @@ def _build(recipe: Recipe, process: Process) -> _Built:
     # From here on only the model draws, in the loop; each rank by itself.
     seed_all(derive_seed(seed, 2, process.rank))
     order = Order(len(datasets.train), recipe.train.global_batch, seed)
-    return _Built(unit, objective, datasets, order, num_parameters, _unused_sections(task, recipe))
+    identity = Identity(len(datasets.train), fixed_fields(recipe))
+    return _Built(unit, objective, datasets, order, num_parameters, identity, _unused_sections(task, recipe))
 
 
 def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, Any]:
@@ -114,17 +119,19 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
     state = TrainState()
     resumed: CheckpointInfo | None = None
     rejected: list[dict[str, Any]] = []
+    is_made_here = False
     try:
         if request.resume:
             folder.lock()
-            state, resumed, rejected = restore_newest(
-                folder.checkpoints, built.unit, process, len(built.datasets.train)
-            )
+            clear_leftovers(folder.checkpoints)
+            state, resumed, rejected = restore_newest(folder.checkpoints, built.unit, process, built.identity)
+            if resumed is None and any(event.get("event") == "save" for event in read_events(request.run_dir)):
+                raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
         elif request.stop() is not None:
             raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
         run = _assemble(request, built, state, resumed, folder, observer, process)
         folder.open(state.step if request.resume else None)
-        clear_leftovers(folder.checkpoints)
+        is_made_here = not request.resume
         folder.write_recipe(request.loaded.to_yaml())
         for rejection in rejected:
             observer.event("checkpoint_rejected", rejection)
@@ -134,6 +141,12 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
         observer.event("workers", {"workers": [_worker_facts(process)]})
         for message in built.warnings:
             observer.event("warning", {"message": message})
+    except BaseException:
+        folder.close()
+        if is_made_here:  # nothing of a run that did not start stays behind
+            shutil.rmtree(request.run_dir, ignore_errors=True)
+        raise
+    try:
         return _run(run, request, folder, process, resumed)
     finally:
         folder.close()
@@ -157,7 +170,7 @@ def _assemble(
         "pin_memory": process.device.type == "cuda",
     }
 
-    def batches(step: int) -> Iterator[StepBatch]:
+    def batches(step: int) -> Generator[StepBatch]:
         return train_batches(datasets.train, order, step, plan.num_steps, micro_batch=recipe.micro_batch, **loading)
 
     def validation() -> Iterator[MicroBatch]:
@@ -165,7 +178,7 @@ def _assemble(
         return evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
 
     def save(metrics: dict[str, float]) -> None:
-        snapshot = take_snapshot(built.unit, state, process, len(datasets.train))
+        snapshot = take_snapshot(built.unit, state, process, built.identity)
         epoch = order.epoch_of(state.step)
         info = save_checkpoint(folder.checkpoints, snapshot, step=state.step, epoch=epoch, metrics=metrics)
         for old in to_delete(list_checkpoints(folder.checkpoints), recipe.checkpoint):
@@ -204,7 +217,7 @@ def _run(
         ending = run_loop(run)
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
         failure = _in_words(error, request)
-        message = str(failure) or type(failure).__name__
+        message = request.loaded.hide(str(failure)) or type(failure).__name__
         with contextlib.suppress(OSError):  # the disk may be what failed
             run.observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
             folder.write_summary(summarise(run, origin, "failed") | {"error": message})
@@ -229,6 +242,11 @@ def _in_words(error: BaseException, request: RunRequest) -> BaseException:
         return RunError(
             f"out of memory ({message}): set train.micro_batch below {request.loaded.recipe.micro_batch} "
             "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
+        )
+    if "Expected more than 1 value per channel" in message:
+        return RunError(
+            f"batch norm cannot train on a single sample ({message}): choose train.global_batch and train.micro_batch "
+            "so that the last step of an epoch has more"
         )
     if isinstance(error, RuntimeError) and message.startswith("DataLoader worker"):
         return RunError(f"a process that reads data died ({message}); it may be short of memory: lower data.workers")
@@ -275,13 +293,21 @@ def _datasets(task: Any, recipe: Recipe) -> Datasets:
 
 def _model(task: Any, recipe: Recipe, spec: DataSpec) -> nn.Module:
     """The task's own model, or that of the model section."""
-    if not hasattr(task, "model"):
-        if recipe.model is None:
-            raise UserError(f"model: is required, because {recipe.task.name} has no method model()")
-        return build_model(recipe.model, spec)
-    model = task.model()
+    if hasattr(task, "model"):
+        model = task.model()
+    elif recipe.model is not None:
+        model = build_model(recipe.model, spec)
+    else:
+        raise UserError(f"model: is required, because {recipe.task.name} has no method model()")
     if not isinstance(model, nn.Module):
         raise UserError(f"task.name: model() of {recipe.task.name} returned {type(model).__name__}, not an nn.Module")
+    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        raise UserError("model: has lazy modules, whose shapes are not known yet; send one batch through it first")
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise UserError(f"model: {name} is extra state that a checkpoint cannot hold; keep it in a buffer")
+    if not model.training:  # as `from_pretrained` hands models out; single modules in evaluation mode stay so
+        model.train()
     return model
 
 
