@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from shoal.core.metrics import is_better, less_is_better
+from shoal.core.metrics import direction, is_better, less_is_better
 
 nan = math.nan
 
@@ -19,6 +19,8 @@ nan = math.nan
         ("val_f1", False),
         ("lossless", False),
         ("bleu", False),
+        ("val_wer", True),
+        ("val_error_rate", True),
     ],
 )
 def test_the_name_says_whether_less_is_better(metric: str, less: bool) -> None:
@@ -50,3 +52,7 @@ def test_better_is_by_more_than_the_least_gain(
     value: float, best: float, metric: str, mode: str, min_delta: float, better: bool
 ) -> None:
     assert is_better(value, best, metric, mode, min_delta) is better
+
+
+def test_where_the_name_says_nothing_there_is_no_direction() -> None:
+    assert direction("val_size") is None and direction("val_loss") == "min" and direction("val_Accuracy") == "max"

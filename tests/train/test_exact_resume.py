@@ -264,7 +264,7 @@ def test_models_and_datasets_of_every_kind_resume_exactly(name: str, optim: str,
 
 
 def test_a_kill_while_a_step_is_saved_again_loses_nothing(here: Path) -> None:
-    """The evaluation of a step came after its checkpoint, so it is saved once more; a kill in between keeps the first."""
+    """A step whose evaluation came after its checkpoint is saved once more; a kill in between keeps the first."""
     from shoal.checkpoint.store import clear_leftovers, list_checkpoints
 
     overrides = small("digits", here / "data", 20)

@@ -437,7 +437,7 @@ def test_what_would_fail_at_the_first_save_fails_before_the_first_step(train_her
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("MeanAndCount", r"task.loss returned a mean beside a count\(\)"),
+        ("MeanAndCount", r"task.loss returned a mean, but the task has count"),
         ("NoItems0", "task.count found nothing to learn from"),
         ("NoGradient", "task.loss does not depend on a parameter that trains"),
         ("OddMetric", "task.metrics: words should be a number"),
