@@ -25,6 +25,11 @@ class Case:
     status: int = 2
 
 
+BOMB = "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"a{depth + 1}: &a{depth + 1} [" + ", ".join([f"*a{depth}"] * 9) + "]\n" for depth in range(7)
+)
+
+
 # fmt: off
 def recipe_cases() -> list[Case]:
     """Mistakes in the recipe itself."""
@@ -98,7 +103,7 @@ def recipe_cases() -> list[Case]:
         Case("train digits early_stop.metric=val_f1", ("early_stop.metric: 'val_f1' is not reported", "val_loss")),
         Case("train own.yaml", ("early_stop.mode: whether less or more of 'val_size' is better is not clear", "set min or max"), {"own.yaml": "task: a:B\ntrain: {steps: 1}\nearly_stop: {metric: val_size}\n"}),
         Case("train digits train.global_batch=3000000000 train.micro_batch=7", ("train.micro_batch: 7 does not divide", "nearest that does: 6")),
-        Case("train bomb.yaml", ("unfolds to more than 100,000 values",), {"bomb.yaml": "a0: &a0 [1,2,3,4,5,6,7,8,9]\n" + "".join(f"a{i}: &a{i} [{','.join(['*a%d' % (i - 1)] * 9)}]\n" for i in range(1, 8))}),
+        Case("train bomb.yaml", ("unfolds to more than 100,000 values",), {"bomb.yaml": BOMB}),
         Case("train agnews data.val_file=null", ("data.val_samples: is required when data.val_file is null",)),
         Case("train agnews data.val_samples=10", ("data.val_samples: splits data.train_file", "drop one")),
         Case("train digits cluster.gpus_per_worker=0 train.precision=tf32", ("train.precision: tf32 needs an NVIDIA GPU",)),
