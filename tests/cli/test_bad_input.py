@@ -199,7 +199,7 @@ def running_cases() -> list[Case]:
     recipe = "task: %s:Task\ntrain: {steps: 4, global_batch: 4}\n"
     return [
         Case("train synthetic_mlp optim.name=sgd optim.lr=1e9 train.steps=200 data.samples=500", ("train loss became", "optim.lr", "train.clip_norm"), status=1),
-        Case("train r.yaml", ("train loss became nan between steps 1 and 1",), {"r.yaml": recipe % "w1", "w1.py": task + "    return model(batch[0]).mean() * torch.nan\n"}, status=1),
+        Case("train r.yaml", ("train loss became nan after step 0 and by step 1",), {"r.yaml": recipe % "w1", "w1.py": task + "    return model(batch[0]).mean() * torch.nan\n"}, status=1),
         Case("train r.yaml", ("the weights became infinite or nan by step 4", "optim.lr"), {"r.yaml": recipe % "w6", "w6.py": task + "    self.step = getattr(self, 'step', 0) + 1\n    x = model(batch[0]).mean()\n    return (x * 0).sqrt() if self.step == 4 else x\n"}, status=1),
         Case("train r.yaml", ("task.loss returned a tensor of shape (4, 1)", "mean over the batch"), {"r.yaml": recipe % "w2", "w2.py": task + "    return model(batch[0]) - batch[1]\n"}, status=1),
         Case("train r.yaml", ("task.loss returned 'float'",), {"r.yaml": recipe % "w3", "w3.py": task + "    return 0.5\n"}, status=1),

@@ -366,7 +366,7 @@ def test_a_failed_run_is_status_1_and_its_summary_is_printed_too(here: Path, kin
     assert summary == json.loads(Path("out/summary.json").read_text())
     assert summary.keys() >= PROMISED and summary["status"] == "failed" and summary["weights_sha256"] is None
     if kind == "diverged":
-        assert "train loss became nan between steps 5 and 6" in summary["error"] and "Traceback" not in err
+        assert "train loss became nan after step 4 and by step 6" in summary["error"] and "Traceback" not in err
         assert "error: to go on from the last checkpoint: shoal train --resume out" in err
     else:
         assert summary["error"] == "division by zero" and summary["step"] == 4 and "ZeroDivisionError" in err
@@ -392,7 +392,7 @@ def test_a_finished_run_resumed_says_so_and_tells_its_summary_again(tiny: str, c
     assert run(["train", "--resume", "one", "--json"]) == 0
     out, err = capfd.readouterr()
     assert json_of(out) == first
-    assert "runs/one is already done; raise train.epochs or train.steps to train on" in err
+    assert "runs/one is already done; to train on, raise train.epochs or train.steps" in err
     assert files(Path("runs")) == before
     assert run(["train", "--resume", "one", "train.steps=14", "--json"]) == 0
     more = json_of(capfd.readouterr().out)

@@ -150,7 +150,7 @@ def test_missing_folders(tmp_path):
 
 def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UserError, match=r"^data.name: needs PIL: pip install 'shoal\[images\]'"):
+    with pytest.raises(UserError, match=r"^data.name: needs Pillow: pip install 'shoal\[images\]'"):
         load_image_folder(section(tmp_path), seed=0)
 
 

@@ -113,7 +113,8 @@ def test_what_would_make_it_another_run_cannot_change_on_resume(done: Path, over
     ],
 )
 def test_what_leaves_it_the_same_run_may_change_on_resume(done: Path, override: str) -> None:
-    prepared = prepare([], [override], resume="done")
+    more = [] if override.startswith(("train.epochs", "train.steps")) else ["train.steps=20"]
+    prepared = prepare([], [override, *more], resume="done")
     assert prepared.resume and prepared.finished is None and prepared.run_dir == Path("runs/done")
     key, value = override.split("=")
     assert str(_at(prepared.loaded.tree(), key)) == value
@@ -214,3 +215,23 @@ def test_every_start_is_told_with_its_workers(done: Path) -> None:
     names = [event["event"] for event in events]
     assert names.count("start") == names.count("workers") == 2
     assert names[names.index("resume") :] == ["resume", "start", "workers", "save", "done"]
+
+
+def test_a_run_that_is_done_goes_on_only_with_more_to_do(here: Path) -> None:
+    """Anything else would write another recipe over the one that the weights were trained by."""
+    launch(prepare(["digits"], {"train.steps": 4}, run_dir="r"), Launch(SilentConsole()))
+    before = {path.name: path.read_text() for path in (here / "r").glob("*.*") if path.is_file()}
+    for overrides in (["optim.lr=0.5"], ["train.steps=3"], ["observe.every_steps=7"]):
+        with pytest.raises(UserError, match=r"--resume: r is done at step 4; to train on, raise train\.steps above 4"):
+            prepare(overrides=overrides, resume="r")
+    assert {path.name: path.read_text() for path in (here / "r").glob("*.*") if path.is_file()} == before
+    assert prepare(overrides=["train.steps=6", "optim.lr=0.5"], resume="r").finished is None
+    assert prepare(resume="r").finished is not None
+
+
+def test_a_run_that_stopped_early_goes_on_only_with_another_early_stop(here: Path) -> None:
+    fields = {"train.steps": 40, "early_stop.patience": 1, "early_stop.min_delta": 1e9, "evaluate.every_steps": 2}
+    assert launch(prepare(["digits"], fields, run_dir="r"), Launch(SilentConsole()))["ended_by"] == "early_stop"
+    with pytest.raises(UserError, match="to train on, change early_stop"):
+        prepare(overrides=["train.steps=80"], resume="r")
+    assert prepare(overrides=["early_stop=null"], resume="r").finished is None

@@ -112,3 +112,24 @@ def test_an_unquoted_reference_in_braces_is_told_how_to_be_written(here: Path):
     (here / "r.yaml").write_text("data: {name: mnist, dir: ${env:HOME}}\n")
     with pytest.raises(UserError, match=r'line 1: not valid YAML: .*quotes around references: "\$\{env:NAME\}"'):
         load_recipe(["r.yaml"])
+
+
+@pytest.mark.parametrize("stem", ["my recipe (1)", "_x", "\u00e9t\u00e9", "..."])
+def test_any_file_name_gives_a_name_for_the_run(here: Path, stem: str):
+    (here / f"{stem}.yaml").write_text("task: image_classification\nmodel: mlp\ndata: digits\ntrain: {epochs: 1}\n")
+    assert load_recipe([f"{stem}.yaml"]).recipe.name
+
+
+@pytest.mark.parametrize("sources", [[3], ["digits", 3], [b"x"]])
+def test_what_is_not_a_recipe_is_told(sources: list[object]):
+    with pytest.raises(UserError, match="should be a name, a path or a mapping"):
+        load_recipe(sources)
+
+
+def test_overrides_from_python_may_be_one_text_and_hold_tuples_and_paths(here: Path):
+    assert load_recipe(["digits"], "optim.lr=0.5").recipe.optim.lr == 0.5
+    recipe = load_recipe(["mnist"], {"model.channels": (8, 16), "data.dir": here}).recipe
+    assert recipe.model.channels == [8, 16] and recipe.data.dir == str(here)
+    for wrong in ([1], {1: 2}):
+        with pytest.raises(UserError, match="overrides: 1 should be text"):
+            load_recipe(["digits"], wrong)

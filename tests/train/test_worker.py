@@ -96,6 +96,10 @@ class MeanAndCount(Base):
     def count(self, batch):
         return 80
 
+class CountDiffers(MeanAndCount):
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).pow(2).sum(), len(batch[0])
+
 class NoItems0(Base):
     def count(self, batch):
         return 0
@@ -438,6 +442,7 @@ def test_what_would_fail_at_the_first_save_fails_before_the_first_step(train_her
     ("name", "words"),
     [
         ("MeanAndCount", r"task.loss returned a mean, but the task has count"),
+        ("CountDiffers", "task.count says 80 items and task.loss counts 8"),
         ("NoItems0", "task.count found nothing to learn from"),
         ("NoGradient", "task.loss does not depend on a parameter that trains"),
         ("OddMetric", "task.metrics: words should be a number"),
@@ -460,3 +465,38 @@ def test_a_folder_that_another_run_took_meanwhile_is_left_alone(train_here, own,
     with pytest.raises(UserError, match="another run has started in"):
         launch(prepared, Launch(StopsAt(99)))
     assert json.loads((here / "r" / "summary.json").read_text())["weights_sha256"] == first["weights_sha256"]
+
+
+def test_rates_are_right_after_an_evaluation(train_here, here):
+    """Each report's rate covers the steps since the last report, whether or not an evaluation came in between."""
+    fields = small("shakespeare", here / "d", 40) | {"observe.every_steps": 10, "evaluate.every_steps": 7}
+    summary = train_here("shakespeare", overrides=fields, run_dir="r")
+    rates = dict(curves(here / "r")["samples_per_s"])
+    seconds = sum((1 if step == 1 else 9 if step == 10 else 10) * 8 / rate for step, rate in rates.items())
+    assert 40 * 8 / seconds == pytest.approx(summary["samples_per_s"], rel=0.05)
+
+
+def test_one_run_at_a_time_in_a_process(train_here, own, here):
+    import threading
+
+    class Second(StopsAt):
+        error = None
+
+        def tick(self, step):
+            if step == 2:
+                with pytest.raises(UserError, match="a run is going on in this process"):
+                    launch(prepare([own("Base")], run_dir=here / "second"), Launch(StopsAt(99)))
+                self.error = "refused"
+
+    console = Second(99)
+    thread = threading.Thread(target=launch, args=(prepare([own("Base")], run_dir=here / "first"), Launch(console)))
+    thread.start()
+    thread.join()
+    assert console.error == "refused" and not (here / "second").exists()
+    assert train_here(own("Base"))["status"] == "done", "and afterwards another may start"
+
+
+def test_sizes_that_are_seldom_meant_are_told_of(train_here, own, here):
+    train_here(own("Base"), overrides={"optim.warmup_steps": 50, "train.global_batch": 64}, run_dir="r")
+    warnings = [event["message"] for event in read_events(here / "r") if event["event"] == "warning"]
+    assert [words.split(":")[0] for words in warnings] == ["optim.warmup_steps", "train.global_batch"]

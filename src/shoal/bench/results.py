@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shoal.core.errors import UserError
 from shoal.core.version import VERSION
 
 
@@ -25,7 +26,10 @@ def machine() -> dict[str, Any]:
 
 def keep(folder: Path, name: str, result: dict[str, Any], bars: dict[str, float], unit: str) -> list[Path]:
     """Write NAME-DATE.json, and NAME-DATE.png with one bar an entry; returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: {folder} cannot be written: {error.strerror}") from error
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     written = [folder / f"{stem}.json"]
     record = {"benchmark": name, "machine": machine(), **result}

@@ -54,7 +54,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(VERSION, prog_name="shoal")
 def shoal() -> None:
-    """Train PyTorch models on one machine or on a cluster, and lose nothing when machines die."""
+    """Train PyTorch models from recipes, and lose nothing when a run is stopped."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -65,6 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one return a kind of error
     """The command's exit status; every error becomes words on stderr."""
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - closed by the caller (2>&-)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - likewise (>&-)
     stdout, status = sys.stdout, 0
     try:
         result: Any = shoal.main(arguments, prog_name="shoal", standalone_mode=False)
@@ -94,9 +95,12 @@ def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one retur
     except (KeyboardInterrupt, click.Abort):
         print("interrupted before anything was written", file=sys.stderr)
         return 130
+    except PermissionError as error:
+        _complain(UserError(f"{error.filename}: {error.strerror}; check its owner and mode"))
+        return 2
     except Exception:  # noqa: BLE001 - the last place where an error of the user's code can be told
         traceback.print_exc()
-        print("error: the above was raised while running; it is not a problem of the recipe's form", file=sys.stderr)
+        print("error: the above was raised by the code that was run", file=sys.stderr)
         return 1
 
 

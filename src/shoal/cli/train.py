@@ -99,7 +99,10 @@ def _train(
         return 0
     say = _say_json if log_json else _say
     if prepared.finished is not None:
-        say("warning", f"{prepared.run_dir} is already done; raise train.epochs or train.steps to train on")
+        say(
+            "warning",
+            f"{prepared.run_dir} is already done; to train on, raise train.epochs or train.steps, or change early_stop",
+        )
     summary = _carry_out(prepared, as_json, log_json)
     with contextlib.suppress(OSError):  # whoever reads may be gone (`| tee` gets a Ctrl-C too); the status still tells
         if as_json:
@@ -130,7 +133,7 @@ def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool) -> dict[str,
     except Exception as error:
         if as_json:
             _print_json(_failed(prepared.run_dir, error))
-        if isinstance(error, RunError) and list((prepared.run_dir / "checkpoints").glob("step-*")):
+        if list((prepared.run_dir / "checkpoints").glob("step-*")):
             error.add_note(f"to go on from the last checkpoint: {resume_command(prepared.run_dir)}")
         raise
     finally:

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def load_object(reference: str, field: str) -> Any:
             ) from error
         raise UserError(f"{field}: importing {module_name!r} needs {error.name!r}, which is not installed") from error
     except Exception as error:
-        raise UserError(f"{field}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        raise UserError(f"{field}: importing {module_name!r} failed: {what}") from error
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
@@ -60,4 +63,5 @@ def require(module_name: str, field: str, extra: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
-        raise UserError(f"{field}: needs {module_name}: pip install 'shoal[{extra}]' ({error})") from error
+        package = {"PIL": "Pillow"}.get(module_name, module_name.partition(".")[0])
+        raise UserError(f"{field}: needs {package}: pip install 'shoal[{extra}]' ({error})") from error

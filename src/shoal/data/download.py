@@ -134,6 +134,7 @@ def _unpack(archive: Path, target: Path, members: Sequence[str]) -> None:
 def _only_downloader(folder: Path, public: PublicFile) -> Iterator[None]:
     """Inside, this process is the only one that downloads `public` into `folder`."""
     lock = FileLock(folder / f".{public.name}.lock")
+    made_here = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -145,9 +146,10 @@ def _only_downloader(folder: Path, public: PublicFile) -> Iterator[None]:
         # Taken away while still held: whoever waits opens the path anew at each try, so it cannot hold the old one.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-        # A folder made for a download that then failed goes too; one that holds something stays.
+        # Folders made for a download that then failed go too; one that holds something stays.
         with suppress(OSError):
-            folder.rmdir()
+            for path in made_here:
+                path.rmdir()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def train(
     `shoal.UserError` when the input is wrong and `shoal.RunError` when the run fails. On Ctrl-C a checkpoint is saved
     and the summary's status is `interrupted`.
     """
-    sources = [] if recipe is None else [recipe] if isinstance(recipe, str | Path | Mapping) else list(recipe)
+    sources: list[Any] = [] if recipe is None else list(recipe) if isinstance(recipe, list | tuple) else [recipe]
     prepared = prepare(sources, overrides, run_dir=run_dir, resume=resume)
     console = make_console(progress)
     try:

@@ -65,9 +65,20 @@ def _prepare_resume(name: str, overrides: Iterable[str] | Mapping[str, Any]) -> 
     if (changed_name := changed_field(before, fixed_fields(loaded.recipe))) is not None:
         raise UserError(f"{changed_name}: cannot change when a run is resumed; start a new run for that")
     run = read_run(folder)
-    same = not differing_fields([tree, changed])
-    is_done = run.summary.get("status") == run.status == "done"
-    return Prepared(loaded, folder, resume=True, finished=run.summary if is_done and same else None)
+    if run.summary.get("status") != "done" or run.status != "done":
+        return Prepared(loaded, folder, resume=True)
+    differing = differing_fields([tree, changed])
+    if not differing:
+        return Prepared(loaded, folder, resume=True, finished=run.summary)
+    train, summary = loaded.recipe.train, run.summary
+    if summary.get("ended_by") == "early_stop":
+        goes_on, remedy = any(name.startswith("early_stop") for name in differing), "change early_stop"
+    else:
+        goes_on = (train.steps or 0) > summary["step"] or (train.epochs or 0) > summary["epoch"]
+        remedy = f"raise train.steps above {summary['step']} or train.epochs above {summary['epoch']:g}"
+    if not goes_on:
+        raise UserError(f"--resume: {folder} is done at step {summary['step']}; to train on, {remedy}")
+    return Prepared(loaded, folder, resume=True)
 
 
 @dataclass(frozen=True)

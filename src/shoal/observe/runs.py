@@ -44,7 +44,9 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
     if len(matches) == 1:
         return root / matches[0]
     if len(matches) > 1:
-        raise UserError(f"run {name!r}: {len(matches)} runs begin so: {', '.join(sorted(matches)[:5])}")
+        raise UserError(
+            f"run {name!r}: {len(matches)} runs begin so, give more of the name: {', '.join(sorted(matches)[:5])}"
+        )
     if Path(name).is_dir():
         raise UserError(f"run {name!r}: this folder holds no recipe.yaml, so it is not a run")
     guess = nearest(name, names)

@@ -34,6 +34,7 @@ class SingleUnit:
         self.autocast = autocast(settings.precision, self.device)
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.grad_norm: torch.Tensor | None = None
+        self.count_is_checked = False
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the step's items, summed over its micro-batches."""
@@ -68,6 +69,10 @@ class SingleUnit:
             self._backward(share)
         if count_items is None:
             self._rescale_gradients(expected, total)
+        elif not self.count_is_checked:  # once: on a GPU, comparing waits for it
+            self.count_is_checked = True
+            if int(total) != expected:
+                raise UserError(f"task.count says {expected} items and task.loss counts {int(total)}; they must agree")
         return StepLoss(terms, total)
 
     def _backward(self, loss: torch.Tensor) -> None:

@@ -86,9 +86,9 @@ def _optim_problems(recipe: Recipe) -> Found:
     if optim.name == "sgd":
         for field in ("betas", "eps"):
             if getattr(optim, field) is not None:
-                yield ("optim", field), "is for adam and adamw, but optim.name is sgd; remove it"
+                yield ("optim", field), "is for adam and adamw, but optim.name is sgd; remove it or set it to null"
     elif optim.momentum is not None:
-        yield ("optim", "momentum"), f"is for sgd, but optim.name is {optim.name}; use optim.betas or remove it"
+        yield ("optim", "momentum"), f"is for sgd, but optim.name is {optim.name}; remove it or set it to null"
     if optim.nesterov and not optim.momentum:
         yield ("optim", "nesterov"), "needs optim.name sgd and a momentum above 0"
     if optim.schedule == "step" and optim.step_every is None:

@@ -1,5 +1,6 @@
 """From files, overrides and the environment to a checked recipe."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -69,7 +70,7 @@ def load_recipe(
             tree["name"] = stem
         tree = merge(tree, layer)
         origins |= lines
-    by_path = override_paths(overrides)
+    by_path = {path: _plain(value) for path, value in override_paths(overrides).items()}
     tree = merge(tree, overlay_of(by_path))
     return check_tree(tree, origins_with(origins, by_path))
 
@@ -98,6 +99,15 @@ def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedR
     return LoadedRecipe(recipe, references, values)
 
 
+def _plain(value: Any) -> Any:
+    """What Python code hands over, as a YAML file would hold it."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, FilePath) else value
+
+
 def _validate(values: Tree, texts: Tree) -> Recipe:
     """`values`, but where text is asked for and a reference gave a number, as it stood in the environment."""
     try:
@@ -122,7 +132,9 @@ def _with_text(values: Any, texts: Any, path: Path) -> Any:
 def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, str], str | None]:
     """A source's tree, the line of each value in it, and the name that a run of it gets unless it says otherwise."""
     if isinstance(source, Mapping):
-        return dict(source), {}, None
+        return _plain(source), {}, None
+    if not isinstance(source, str | FilePath):
+        raise UserError(f"recipe {source!r}: should be a name, a path or a mapping, not a {type(source).__name__}")
     file = FilePath(source).expanduser()
     if file.is_file():
         tree, lines = read_yaml(file)
@@ -142,4 +154,4 @@ def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, 
             f"recipe {str(source)!r}: neither a file here nor a recipe that ships with Shoal; "
             f"{one_of(str(source), shipped_recipes())}"
         )
-    return tree, lines, name.replace(" ", "-")
+    return tree, lines, re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "run"

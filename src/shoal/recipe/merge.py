@@ -30,9 +30,12 @@ def parse_overrides(arguments: Iterable[str]) -> dict[Path, Any]:
 
 def override_paths(overrides: Iterable[str] | Mapping[str, Any]) -> dict[Path, Any]:
     """Overrides by path, given as `key=value` words or as a mapping of dotted keys."""
+    words = [overrides] if isinstance(overrides, str) else list(overrides)
+    if wrong := [word for word in words if not isinstance(word, str)]:
+        raise UserError(f"overrides: {wrong[0]!r} should be text such as optim.lr")
     if isinstance(overrides, Mapping):
         return {tuple(key.split(".")): value for key, value in overrides.items()}
-    return parse_overrides(overrides)
+    return parse_overrides(words)
 
 
 def overlay_of(overrides: Mapping[Path, Any]) -> Tree:

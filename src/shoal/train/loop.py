@@ -44,6 +44,7 @@ class Training:
     items_done: int = 0
     """Samples or tokens trained on by this process."""
     reported_samples: int = 0
+    reported_stepping_s: float = 0.0
     first_step_s: float | None = None
     """Seconds by the clock when the first step was done."""
 
@@ -108,7 +109,10 @@ def evaluate_now(run: Training) -> None:
 def report_training(run: Training, loss: float, count: int, lr: float) -> None:
     """A line of training metrics: loss, learning rate, rate, and what the strategy adds."""
     seconds = run.clock.since_report()
-    stepping_s = max(sum(seconds.get(phase, 0.0) for phase in STEPPING), 1e-9)
+    # Not from `seconds`: an evaluation since the last report has taken the steps before it into a report of its own.
+    total_s = sum(run.clock.total_s.get(phase, 0.0) for phase in STEPPING)
+    stepping_s = max(total_s - run.reported_stepping_s, 1e-9)
+    run.reported_stepping_s = total_s
     metrics = {"train_loss": loss, "lr": lr, **run.unit.report()}
     metrics["samples_per_s"] = (run.state.samples - run.reported_samples) / stepping_s
     if run.items != "samples":
@@ -130,7 +134,7 @@ def _finite(run: Training, window: LossWindow) -> tuple[float, int]:
     total, count = window.read()
     if not math.isfinite(total):
         raise RunError(
-            f"train loss became {total} between steps {run.state.reported_step + 1} and {run.state.step}: "
+            f"train loss became {total} after step {run.state.reported_step} and by step {run.state.step}: "
             f"lower optim.lr (now {run.recipe.optim.lr:g}), raise optim.warmup_steps or set train.clip_norm=1.0"
             + ("; fp16 overflows easily, so try train.precision=bf16" if run.recipe.train.precision == "fp16" else "")
         )

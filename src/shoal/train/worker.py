@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,17 @@ class RunRequest:
     """When the user asked, in unix seconds."""
 
 
+_ONE_RUN = threading.Lock()
+
+
+@contextlib.contextmanager
+def _released(lock: threading.Lock) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     """Build everything, train, and return the summary. Nothing is written before all is built."""
     recipe = request.loaded.recipe
@@ -75,7 +87,9 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         gpu_memory_fraction=recipe.cluster.gpu_memory_fraction,
         gpu_allocator=recipe.cluster.gpu_allocator,
     )
-    with settings:
+    if not _ONE_RUN.acquire(blocking=False):
+        raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
+    with _released(_ONE_RUN), settings:
         try:
             return _train(request, _build(recipe, process), process)
         except (RuntimeError, MemoryError, OSError) as error:
@@ -139,7 +153,7 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
             observer.event("resume", {"step": resumed.step, "path": str(resumed.path)})
         observer.event("start", _start_facts(request, built, run))
         observer.event("workers", {"workers": [_worker_facts(process)]})
-        for message in built.warnings:
+        for message in [*built.warnings, *_odd_sizes(run, built)]:
             observer.event("warning", {"message": message})
     except BaseException:
         folder.close()
@@ -263,6 +277,16 @@ def _unused_sections(task: Any, recipe: Recipe) -> list[str]:
     if hasattr(task, "model") and recipe.model is not None:
         idle.append(f"model: {recipe.model.name} is not used, because {recipe.task.name} has model() of its own")
     return idle
+
+
+def _odd_sizes(run: Training, built: _Built) -> list[str]:
+    """What works but is seldom meant."""
+    optim, train, found = run.recipe.optim, run.recipe.train, []
+    if optim.warmup_steps >= run.plan.num_steps:
+        found.append(f"optim.warmup_steps: {optim.warmup_steps} is not less than the run's {run.plan.num_steps} steps")
+    if train.global_batch > built.order.num_samples:
+        found.append(f"train.global_batch: {train.global_batch} is more than the {built.order.num_samples} samples")
+    return found
 
 
 def _datasets(task: Any, recipe: Recipe) -> Datasets:
