@@ -155,8 +155,8 @@ def test_a_dataset_may_bring_its_own_collate():
         def collate(self, items):
             return [value for item in items for value in item]
 
-    (step,) = train_batches(Ragged(4), Order(4, 4, 0, shuffle=False), 0, 1, micro_batch=4)
-    assert step.microbatches[0].data == [1, 2, 2, 3, 3, 3]
+    (step,) = train_batches(Ragged(4), Order(4, 4, 0), 0, 1, micro_batch=4)
+    assert sorted(step.microbatches[0].data) == [1, 2, 2, 3, 3, 3]
 
 
 def test_memory_datasets_are_read_whole():

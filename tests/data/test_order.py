@@ -77,7 +77,3 @@ def test_epochs_and_seeds_differ():
 
 def test_the_order_is_the_same_in_every_version_of_shoal():
     assert Order(10, 4, seed=3).permutation(2).tolist() == [1, 5, 9, 4, 6, 7, 3, 8, 2, 0]
-
-
-def test_without_shuffling_samples_come_in_their_own_order():
-    assert Order(5, 2, 0, shuffle=False).permutation(7).tolist() == [0, 1, 2, 3, 4]

@@ -19,7 +19,6 @@ class Order:
     num_samples: int
     global_batch: int
     seed: int
-    shuffle: bool = True
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -37,8 +36,6 @@ class Order:
 
     def permutation(self, epoch: int) -> np.ndarray:
         """The order of samples in an epoch. NumPy keeps this generator's stream fixed over its versions (NEP 19)."""
-        if not self.shuffle:
-            return np.arange(self.num_samples)
         generator = np.random.RandomState([self.seed & 0xFFFFFFFF, self.seed >> 32, epoch])
         return generator.permutation(self.num_samples)
 

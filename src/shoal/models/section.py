@@ -100,19 +100,6 @@ class CustomModel(Section):
     """Keyword arguments of the function (for transformers: of the model's configuration)."""
 
 
-BUILT_IN: dict[str, type[Section]] = {
-    "mlp": Mlp,
-    "simple_cnn": SimpleCnn,
-    "resnet18": ResNet,
-    "resnet34": ResNet,
-    "resnet50": ResNet,
-    "resnet101": ResNet,
-    "vit": Vit,
-    "lstm": Lstm,
-    "bilstm": Lstm,
-    "gpt": Gpt,
-}
-
 ModelSection = Annotated[
     Annotated[Mlp, Tag("mlp")]
     | Annotated[SimpleCnn, Tag("simple_cnn")]
