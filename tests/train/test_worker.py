@@ -500,3 +500,15 @@ def test_sizes_that_are_seldom_meant_are_told_of(train_here, own, here):
     train_here(own("Base"), overrides={"optim.warmup_steps": 50, "train.global_batch": 64}, run_dir="r")
     warnings = [event["message"] for event in read_events(here / "r") if event["event"] == "warning"]
     assert [words.split(":")[0] for words in warnings] == ["optim.warmup_steps", "train.global_batch"]
+
+
+def test_a_resume_that_asks_for_less_than_is_done_is_refused_and_changes_nothing(here):
+    fields = small("synthetic_mlp", here / "d", 20)
+    console = StopsAt(13)
+    launch(prepare(["synthetic_mlp"], fields, run_dir=here / "r"), Launch(console, console.stop))
+    before = (here / "r" / "recipe.yaml").read_text()
+    with pytest.raises(UserError, match=r"train: the run is at step 13 already, beyond the 5 steps asked for"):
+        launch(prepare(overrides={"train.steps": 5}, resume=here / "r"), Launch(StopsAt(99)))
+    assert (here / "r" / "recipe.yaml").read_text() == before
+    exactly = launch(prepare(overrides={"train.steps": 13}, resume=here / "r"), Launch(StopsAt(99)))
+    assert (exactly["status"], exactly["step"]) == ("done", 13) and "val_loss" in exactly["metrics"]

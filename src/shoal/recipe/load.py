@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shoal.core.errors import UserError
 from shoal.core.section import one_of
 from shoal.recipe.checks import problems
-from shoal.recipe.merge import merge, overlay_of, override_paths
+from shoal.recipe.merge import merge, overlay_of, override_paths, plain
 from shoal.recipe.messages import describe, user_path
 from shoal.recipe.references import environment, hide_values, resolve_references, restore_references
 from shoal.recipe.schema import Recipe
@@ -70,7 +70,7 @@ def load_recipe(
             tree["name"] = stem
         tree = merge(tree, layer)
         origins |= lines
-    by_path = {path: _plain(value) for path, value in override_paths(overrides).items()}
+    by_path = override_paths(overrides)
     tree = merge(tree, overlay_of(by_path))
     return check_tree(tree, origins_with(origins, by_path))
 
@@ -99,15 +99,6 @@ def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedR
     return LoadedRecipe(recipe, references, values)
 
 
-def _plain(value: Any) -> Any:
-    """What Python code hands over, as a YAML file would hold it."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, FilePath) else value
-
-
 def _validate(values: Tree, texts: Tree) -> Recipe:
     """`values`, but where text is asked for and a reference gave a number, as it stood in the environment."""
     try:
@@ -132,7 +123,7 @@ def _with_text(values: Any, texts: Any, path: Path) -> Any:
 def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, str], str | None]:
     """A source's tree, the line of each value in it, and the name that a run of it gets unless it says otherwise."""
     if isinstance(source, Mapping):
-        return _plain(source), {}, None
+        return plain(source), {}, None
     if not isinstance(source, str | FilePath):
         raise UserError(f"recipe {source!r}: should be a name, a path or a mapping, not a {type(source).__name__}")
     file = FilePath(source).expanduser()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
 from typing import Any
 
 from shoal.core.errors import UserError
@@ -28,13 +29,22 @@ def parse_overrides(arguments: Iterable[str]) -> dict[Path, Any]:
     return overrides
 
 
+def plain(value: Any) -> Any:
+    """What Python code hands over, as a YAML file would hold it."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, FilePath) else value
+
+
 def override_paths(overrides: Iterable[str] | Mapping[str, Any]) -> dict[Path, Any]:
     """Overrides by path, given as `key=value` words or as a mapping of dotted keys."""
     words = [overrides] if isinstance(overrides, str) else list(overrides)
     if wrong := [word for word in words if not isinstance(word, str)]:
         raise UserError(f"overrides: {wrong[0]!r} should be text such as optim.lr")
     if isinstance(overrides, Mapping):
-        return {tuple(key.split(".")): value for key, value in overrides.items()}
+        return {tuple(key.split(".")): plain(value) for key, value in overrides.items()}
     return parse_overrides(words)
 
 

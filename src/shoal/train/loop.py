@@ -59,13 +59,14 @@ def run_loop(run: Training) -> str:
 
     with closing(run.batches(state.step)) as batches:
         while True:
-            if plan.evaluation_due(state.step) and state.evaluated_step < state.step:
+            if plan.evaluation_pending(state.step, state.evaluated_step):
                 evaluate_now(run)
 
             ending = _finished(run) or run.stop()
             if (ending or plan.save_due(state.step)) and run.saved_step != state.step:
                 state.window_loss, state.window_count = _finite(run, window)
-                run.save({name: value for name, value in state.metrics.items() if _is_fresh(run, name)})
+                fresh = state.evaluated_step == state.step
+                run.save({name: value for name, value in state.metrics.items() if fresh and name.startswith("val_")})
                 run.saved_step = state.step
                 clock.lap("checkpoint")
             if ending:
@@ -125,7 +126,8 @@ def report_training(run: Training, loss: float, count: int, lr: float) -> None:
 
 
 def _finished(run: Training) -> str | None:
-    if run.state.step >= run.plan.num_steps and run.state.evaluated_step == run.state.step:
+    step = run.state.step
+    if step >= run.plan.num_steps and not run.plan.evaluation_pending(step, run.state.evaluated_step):
         return "done"
     return "early_stop" if should_stop_early(run.state, run.recipe.early_stop) else None
 
@@ -139,10 +141,6 @@ def _finite(run: Training, window: LossWindow) -> tuple[float, int]:
             + ("; fp16 overflows easily, so try train.precision=bf16" if run.recipe.train.precision == "fp16" else "")
         )
     return total, count
-
-
-def _is_fresh(run: Training, name: str) -> bool:
-    return name.startswith("val_") and run.state.evaluated_step == run.state.step
 
 
 def _epoch(run: Training) -> float:

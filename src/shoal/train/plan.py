@@ -19,6 +19,10 @@ class Plan:
         """After this many steps, go through the validation set."""
         return step == self.num_steps or (step > 0 and step % self.evaluate_every == 0)
 
+    def evaluation_pending(self, step: int, evaluated_step: int) -> bool:
+        """The evaluation that is due has not been done yet, or was broken off."""
+        return self.evaluation_due(step) and evaluated_step < step
+
     def save_due(self, step: int) -> bool:
         """After this many steps, save."""
         return step == self.num_steps or (step > 0 and step % self.save_every == 0)

@@ -68,14 +68,6 @@ class RunRequest:
 _ONE_RUN = threading.Lock()
 
 
-@contextlib.contextmanager
-def _released(lock: threading.Lock) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     """Build everything, train, and return the summary. Nothing is written before all is built."""
     recipe = request.loaded.recipe
@@ -89,11 +81,13 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     )
     if not _ONE_RUN.acquire(blocking=False):
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
-    with _released(_ONE_RUN), settings:
-        try:
+    try:
+        with settings:
             return _train(request, _build(recipe, process), process)
-        except (RuntimeError, MemoryError, OSError) as error:
-            raise _in_words(error, request) from error.__cause__
+    except (RuntimeError, MemoryError, OSError) as error:
+        raise _in_words(error, request) from error.__cause__
+    finally:
+        _ONE_RUN.release()
 
 
 @dataclass(frozen=True)
@@ -144,6 +138,11 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
         elif request.stop() is not None:
             raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
         run = _assemble(request, built, state, resumed, folder, observer, process)
+        if state.step > run.plan.num_steps:
+            raise UserError(
+                f"train: the run is at step {state.step} already, beyond the {run.plan.num_steps} steps asked for; "
+                "raise train.steps or train.epochs"
+            )
         folder.open(state.step if request.resume else None)
         is_made_here = not request.resume
         folder.write_recipe(request.loaded.to_yaml())
@@ -199,7 +198,7 @@ def _assemble(
             delete_checkpoint(old)
         observer.event("save", {"step": info.step, "path": str(info.path), "bytes": info.num_bytes})
 
-    evaluation_pending = plan.evaluation_due(state.step) and state.evaluated_step < state.step
+    evaluation_pending = plan.evaluation_pending(state.step, state.evaluated_step)
     return Training(
         recipe=recipe,
         plan=plan,
