@@ -12,8 +12,9 @@ from shoal.core.errors import UserError
 from shoal.core.objective import Objective
 from shoal.core.process import Process
 from shoal.models.simple_cnn import SimpleCnn
+from shoal.parallel.replica import move
 from shoal.parallel.section import OptimSection
-from shoal.parallel.single import SingleUnit, move
+from shoal.parallel.single import SingleUnit
 from shoal.parallel.unit import StepSettings, UnitState
 
 CPU = Process(0, 1, torch.device("cpu"))

@@ -26,7 +26,7 @@ from shoal.observe.run_folder import RunFolder
 from shoal.parallel.build import build_unit
 from shoal.parallel.numerics import autocast, build_scaler, torch_settings
 from shoal.parallel.optimizer import build_optimizer
-from shoal.parallel.single import move
+from shoal.parallel.replica import move
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
 from shoal.train.loop import Training, run_loop
@@ -128,7 +128,7 @@ class _ShoalLoop:
                     self.order,
                     step,
                     plan.num_steps,
-                    micro_batch=recipe.micro_batch,
+                    micro_batch=recipe.micro_batch(1),
                     workers=workers,
                     pin_memory=self.bench.process.device.type == "cuda",
                 ),

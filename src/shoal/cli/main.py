@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import RunError, UserError, WorkerError
 from shoal.core.version import VERSION
 
 _COMMANDS = {
@@ -81,6 +81,8 @@ def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one retur
         _complain(error)
         return 2
     except RunError as error:
+        if isinstance(error, WorkerError):
+            sys.stderr.write(error.trace)
         _complain(error)
         return 1
     except SystemExit:

@@ -20,15 +20,28 @@ if TYPE_CHECKING:
 
 @click.command("train")
 @click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
-@click.option("--workers", metavar="N", help="Processes that train together; the same as cluster.workers=N.")
+@click.option(
+    "--workers", metavar="N|MIN:MAX", help="Processes that train together; MIN:MAX: as many as there are."
+)
 @click.option("--gpu", is_flag=True, help="A GPU for each worker, or an error; the same as cluster.gpus_per_worker=1.")
-@click.option("--launcher", type=click.Choice(["auto", "local"]), default="auto", help="Who starts the processes.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["auto", "local", "torchrun", "ray"]),
+    default="auto",
+    help="Who starts the processes; auto: Ray for several workers or an address, else this process.",
+)
+@click.option(
+    "--address", metavar="ADDR", help="A Ray cluster: auto, HOST:PORT or ray://HOST:PORT."
+)
+@click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=0, metavar="S", help="Wait for a full cluster.")
+@click.option("--dashboard", is_flag=True, help="Start Ray's dashboard with a Ray of our own.")
 @click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")
 @click.option(
     "--resume", metavar="RUN", shell_complete=complete_run, help="Go on with a run from its newest checkpoint."
 )
 @click.option("--json", "as_json", is_flag=True, help="End with the summary as one JSON object on stdout.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines instead of a progress bar.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what Ray itself has to say.")
 @click.option("--dry-run", is_flag=True, help="Print the fully resolved recipe and stop.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the recipes that ship with Shoal and stop.")
 def command(
@@ -36,10 +49,14 @@ def command(
     workers: str | None,
     gpu: bool,
     launcher: str,
+    address: str | None,
+    wait_s: float,
+    dashboard: bool,
     run_dir: str | None,
     resume: str | None,
     as_json: bool,
     log_json: bool,
+    verbose: bool,
     dry_run: bool,
     list_recipes: bool,
 ) -> int:
@@ -55,20 +72,36 @@ def command(
         return _list(as_json)
     overrides = [word for word in words if is_override(word)]
     recipes = [word for word in words if not is_override(word)]
-    if workers is not None:
-        if not workers.isascii() or not workers.isdigit() or int(workers) < 1:
-            raise UserError(f"--workers: {workers!r} should be a whole number above 0")
-        overrides.append(f"cluster.workers={workers}")
+    overrides += worker_overrides(workers)
     if gpu:
         overrides.append("cluster.gpus_per_worker=1")
+    options = {
+        "launcher": launcher,
+        "address": address,
+        "wait_s": wait_s,
+        "dashboard": dashboard,
+        "verbose": verbose,
+    }
     try:
-        return _train(recipes, overrides, run_dir, resume, as_json, log_json, dry_run)
+        return _train(recipes, overrides, run_dir, resume, as_json, log_json, dry_run, options)
     except (UserError, RunError) as error:
         if not log_json:
             raise
         for line in [*str(error).splitlines(), *getattr(error, "__notes__", [])]:
             _say_json("error", line)
         return 2 if isinstance(error, UserError) else 1
+
+
+def worker_overrides(workers: str | None) -> list[str]:
+    """`--workers N` or `MIN:MAX` as overrides of the recipe."""
+    if workers is None:
+        return []
+    parts = workers.split(":")
+    if len(parts) > 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise UserError(f"--workers: {workers!r} should be a whole number above 0, or two of them: MIN:MAX")
+    if len(parts) == 1:
+        return [f"cluster.workers={parts[0]}", "cluster.min_workers=null"]
+    return [f"cluster.workers={parts[1]}", f"cluster.min_workers={parts[0]}"]
 
 
 def _list(as_json: bool) -> int:
@@ -90,6 +123,7 @@ def _train(
     as_json: bool,
     log_json: bool,
     dry_run: bool,
+    options: dict[str, Any],
 ) -> int:
     from shoal.launch.run import prepare
 
@@ -103,7 +137,7 @@ def _train(
             "warning",
             f"{prepared.run_dir} is already done; to train on, raise train.epochs or train.steps, or change early_stop",
         )
-    summary = _carry_out(prepared, as_json, log_json)
+    summary = _carry_out(prepared, as_json, log_json, options)
     with contextlib.suppress(OSError):  # whoever reads may be gone (`| tee` gets a Ctrl-C too); the status still tells
         if as_json:
             _print_json(summary)
@@ -114,7 +148,7 @@ def _train(
     return 130 if summary["status"] == "interrupted" else 0
 
 
-def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool) -> dict[str, Any]:
+def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool, options: dict[str, Any]) -> dict[str, Any]:
     """Train, shown as asked for; a failure is raised after the JSON line that scripts wait for."""
     from shoal.cli.main import STARTED
     from shoal.launch.interrupts import Interrupts
@@ -127,7 +161,7 @@ def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool) -> dict[str,
     logs = show_logs(as_json=log_json)
     try:
         with Interrupts(as_json=log_json) as stop:
-            return launch(prepared, Launch(console, stop, STARTED))
+            return launch(prepared, Launch(console, stop, STARTED, **options))
     except UserError:
         raise
     except Exception as error:

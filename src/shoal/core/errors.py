@@ -10,3 +10,12 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """The run itself failed although the input could be read: diverged, out of memory. Status 1."""
+
+
+class WorkerError(RunError):
+    """An exception that the code of a run raised in one of its workers."""
+
+    def __init__(self, rank: int, node: str, kind: str, message: str, trace: str) -> None:
+        super().__init__(f"worker {rank} on {node}: {kind}: {message}")
+        self.trace = trace
+        """The traceback, as the worker printed it."""

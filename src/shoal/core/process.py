@@ -1,10 +1,11 @@
 """Which process of the run this is, and the device it computes on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from shoal.core.errors import UserError
+from shoal.core.group import Group
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,16 @@ class Process:
     rank: int
     world_size: int
     device: torch.device
+    group: Group = field(default_factory=Group)
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: str = ""
+    """The machine, as the launcher calls it; processes of one name share memory and a fast network."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes what is written once."""
+        return self.rank == 0
 
 
 def choose_device(gpus_per_worker: int | None, local_rank: int = 0) -> torch.device:
@@ -25,5 +36,10 @@ def choose_device(gpus_per_worker: int | None, local_rank: int = 0) -> torch.dev
         raise UserError(
             "cluster.gpus_per_worker: 1 GPU is asked for and PyTorch sees none; "
             "leave out --gpu, set cluster.gpus_per_worker=0, or check the driver with nvidia-smi"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"cluster.workers: worker {local_rank + 1} of this machine has no GPU of its own, PyTorch sees "
+            f"{torch.cuda.device_count()}; start fewer workers, or set cluster.gpus_per_worker=0"
         )
     return torch.device("cuda", local_rank)

@@ -23,6 +23,23 @@ class _Request(NamedTuple):
 
     epoch: int
     indices: np.ndarray
+    num_samples: int
+    """Those that count: none where the indices are stand-ins."""
+
+
+_STAND_INS = 2
+"""Samples that stand in for an empty micro-batch; batch norm cannot train on one alone."""
+
+
+def _request(epoch: int, indices: np.ndarray, start: int, end: int, first: int) -> _Request:
+    """Positions [start, end) of `indices`; where there are none, the first ones of the step stand in for them.
+
+    Collectives need every worker to compute as often as the others, so an empty micro-batch is computed too, and
+    counts for nothing.
+    """
+    if end > start:
+        return _Request(epoch, indices[start:end], end - start)
+    return _Request(epoch, indices[first : first + _STAND_INS], 0)
 
 
 def read_items(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
@@ -59,7 +76,7 @@ def train_batches(
     with _reader(dataset, ahead, order.seed, workers, pin_memory) as read:
         for number, requests in enumerate(steps(), start_step):
             first, last = order.bounds(number)
-            microbatches = [MicroBatch(read(request), len(request.indices)) for request in requests]
+            microbatches = [MicroBatch(read(request), request.num_samples) for request in requests]
             yield StepBatch(microbatches, last - first)
 
 
@@ -73,12 +90,16 @@ def evaluation_batches(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[MicroBatch]:
-    """This worker's share of a dataset in its own order, every sample exactly once over all workers."""
+    """This worker's share of a dataset in its own order, every sample exactly once over all workers.
+
+    Every worker gets the same number of batches; where one has `num_samples` 0, it only stands in.
+    """
     slices = worker_slices(0, len(dataset), rank, world_size, batch)
-    requests = [_Request(0, np.arange(start, end)) for start, end in slices if end > start]
+    indices = np.arange(len(dataset))
+    requests = [_request(0, indices, start, end, 0) for start, end in slices]
     with _reader(dataset, iter(requests), seed, workers, pin_memory) as read:
         for request in requests:
-            yield MicroBatch(read(request), len(request.indices))
+            yield MicroBatch(read(request), request.num_samples)
 
 
 def _step_requests(
@@ -89,8 +110,9 @@ def _step_requests(
         if order.epoch_of(step) != epoch:
             epoch = order.epoch_of(step)
             permutation = order.permutation(epoch)
-        slices = worker_slices(*order.bounds(step), rank, world_size, micro_batch)
-        yield [_Request(epoch, permutation[start:end]) for start, end in slices]
+        first, last = order.bounds(step)
+        slices = worker_slices(first, last, rank, world_size, micro_batch)
+        yield [_request(epoch, permutation, start, end, first) for start, end in slices]
 
 
 @contextlib.contextmanager

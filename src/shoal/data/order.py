@@ -46,8 +46,9 @@ def worker_slices(first: int, last: int, rank: int, world_size: int, micro_batch
     Every worker gets the same number of them, because collectives need it; in a short last step some may be empty.
     """
     count = last - first
-    start = first + count * rank // world_size
-    end = first + count * (rank + 1) // world_size
+    # Rounded up: the first ranks have the larger shares, so rank 0, whose statistics count, is never without.
+    start = first - (-count * rank // world_size)
+    end = first - (-count * (rank + 1) // world_size)
     largest_share = -(-count // world_size)
     num_micro = -(-largest_share // micro_batch)
     return [(min(start + i * micro_batch, end), min(start + (i + 1) * micro_batch, end)) for i in range(num_micro)]

@@ -1,15 +1,20 @@
-"""The launcher that starts no process: the worker runs right here."""
+"""Workers on this machine: one right here, in this process, or several in processes of their own."""
 
 from typing import Any
 
-from shoal.core.process import Process, choose_device
 from shoal.launch.run import Launch, Prepared
-from shoal.train.worker import RunRequest, train_worker
 
 
 def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
     """Train in this process."""
-    process = Process(rank=0, world_size=1, device=choose_device(prepared.loaded.recipe.cluster.gpus_per_worker))
+    import contextlib
+
+    from shoal.core.group import Group, Meeting, joined
+    from shoal.core.process import Process, choose_device
+    from shoal.train.worker import RunRequest, train_worker
+
+    recipe = prepared.loaded.recipe
+    device = choose_device(recipe.cluster.gpus_per_worker)
     request = RunRequest(
         loaded=prepared.loaded,
         run_dir=prepared.run_dir,
@@ -18,4 +23,31 @@ def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
         stop=how.stop,
         started=how.started,
     )
-    return train_worker(request, process)
+    group: contextlib.AbstractContextManager[Group] = contextlib.nullcontext(Group())
+    if recipe.parallel.strategy not in ("auto", "single"):  # a group of one, for those who ask for it
+        meeting = Meeting(rank=0, world_size=1, host="", port=0, timeout_s=recipe.failures.hang_timeout_s)
+        group = joined(meeting, device, recipe.parallel.backend)
+    with group as joined_group:
+        return train_worker(request, Process(rank=0, world_size=1, device=device, group=joined_group))
+
+
+def run_workers_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
+    """Train in several processes on this machine, without Ray."""
+    from shoal.launch.crew import LocalCrew
+    from shoal.launch.gang import Gang
+    from shoal.launch.policy import Size
+
+    cluster = prepared.loaded.recipe.cluster
+    crew = LocalCrew(cluster.workers)
+    try:
+        return Gang(prepared, how, crew, Size(cluster.workers, cluster.workers), threads_of(prepared)).run()
+    finally:
+        crew.close()
+
+
+def threads_of(prepared: Prepared) -> int:
+    """CPU threads of each worker, where all are on this machine: what it is given, or an equal share."""
+    from shoal.launch.sizes import usable_cores
+
+    cluster = prepared.loaded.recipe.cluster
+    return cluster.threads_per_worker or cluster.cpus_per_worker or max(1, usable_cores() // cluster.workers)

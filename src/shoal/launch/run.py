@@ -1,5 +1,7 @@
 """Starting a run: where it goes, what it goes on from, and who carries it out."""
 
+import importlib.util
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import RunError, UserError, WorkerError
 from shoal.observe.records import Observer
 from shoal.observe.runs import differing_fields, find_run, read_run
 from shoal.recipe.identity import changed_field, fixed_fields
@@ -88,15 +90,74 @@ class Launch:
     console: Observer
     stop: Callable[[], str | None] = lambda: None
     started: float = field(default_factory=time.time)
+    launcher: str = "auto"
+    """auto, local, torchrun or ray."""
+    address: str | None = None
+    """The Ray cluster to use; None starts one in this process, for as long as the run takes."""
+    wait_s: float = 0.0
+    """How long to wait for what the cluster does not have yet."""
+    verbose: bool = False
+    """Show what Ray itself has to say."""
+    dashboard: bool = False
+    """Start Ray's dashboard with a Ray of our own."""
 
 
 def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
-    """Carry out a run in this process and return its summary."""
+    """Carry out a run and return its summary."""
     if prepared.finished is not None:
         return dict(prepared.finished)
-    from shoal.launch.local import run_here
-
     try:
-        return run_here(prepared, how)
+        return _LAUNCHERS[choose_launcher(prepared, how)](prepared, how)
+    except WorkerError as error:
+        error.trace = prepared.loaded.hide(error.trace)
+        raise
     except (UserError, RunError) as error:
         raise type(error)(prepared.loaded.hide(str(error))) from error.__cause__
+
+
+def choose_launcher(prepared: Prepared, how: Launch) -> str:
+    """Who starts the processes: `auto` is torchrun under torchrun, Ray for several workers, and else this process."""
+    workers = prepared.loaded.recipe.cluster.workers
+    if how.address is not None and how.launcher in ("local", "torchrun"):
+        raise UserError(f"--address: is for Ray, but --launcher is {how.launcher}; drop one of them")
+    if under_torchrun():
+        if how.launcher not in ("auto", "torchrun"):
+            raise UserError(f"--launcher: {how.launcher} under torchrun; start it without torchrun, or leave this out")
+        return "worker"
+    if how.launcher != "auto":
+        return how.launcher
+    if how.address is None and workers == 1:
+        return "local"
+    return "ray" if how.address is not None or importlib.util.find_spec("ray") is not None else "local"
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _local(prepared: Prepared, how: Launch) -> dict[str, Any]:
+    from shoal.launch.local import run_here, run_workers_here
+
+    return (run_here if prepared.loaded.recipe.cluster.workers == 1 else run_workers_here)(prepared, how)
+
+
+def _ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
+    from shoal.launch.on_ray import run_on_ray
+
+    return run_on_ray(prepared, how)
+
+
+def _torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
+    from shoal.launch.torchrun import run_by_torchrun
+
+    return run_by_torchrun(prepared, how)
+
+
+def _worker(prepared: Prepared, how: Launch) -> dict[str, Any]:
+    from shoal.launch.torchrun import run_under_torchrun
+
+    return run_under_torchrun(prepared, how)
+
+
+_LAUNCHERS = {"local": _local, "ray": _ray, "torchrun": _torchrun, "worker": _worker}

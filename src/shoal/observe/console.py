@@ -82,8 +82,9 @@ _SHOWN = ("train_loss", "val_loss", "val_accuracy", "val_perplexity", "lr", "sam
 def event_line(name: str, fields: dict[str, Any]) -> str | None:
     """The events that a person wants to read of, in words."""
     if name == "start":
+        workers = f"{fields['world_size']} workers, " if fields["world_size"] > 1 else ""
         return (
-            f"{fields['run']}: {fields['parameters']:,} parameters on {fields['device']}, "
+            f"{fields['run']}: {fields['parameters']:,} parameters on {workers}{fields['device']}, "
             f"{fields['train_samples']:,} samples, {fields['num_steps']:,} steps of {fields['global_batch']}"
         )
     if name == "resume":
@@ -94,7 +95,20 @@ def event_line(name: str, fields: dict[str, Any]) -> str | None:
         return f"warning: {fields['message']}"
     if name == "early_stop":
         return f"stopping early at step {fields['step']}: {fields['metric']} has not improved on {fields['best']:.4f}"
-    return None
+    words = _WORDS.get(name)
+    return None if words is None else words.format_map(fields)
+
+
+_WORDS = {
+    "print": "[rank {rank}] {line}",
+    "dashboard": "Ray's dashboard: {url}",
+    "waiting": "waiting for {for} ({seconds_left} s left)",
+    "failure": "worker {rank}: {message}",
+    "restart": "starting again (restart {restarts})",
+    "resize": "going on with {to} workers instead of {from}",
+    "preemption": "a machine is about to go: saving, then going on without it",
+    "hang": "workers {ranks} made no progress for {timeout_s:g} s; their stacks are in events.jsonl",
+}
 
 
 class LineConsole:

@@ -1,6 +1,7 @@
 """A run's folder: what is written there, and reading it back."""
 
 import contextlib
+import fcntl
 import json
 import time
 from collections.abc import Mapping
@@ -22,18 +23,19 @@ class RunFolder:
         self._lock = FileLock(path / ".lock")
         self._metrics: TextIO | None = None
         self._events: TextIO | None = None
+        self._stepped = False
 
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def lock(self) -> None:
+    def lock(self, wait_s: float = 0.5) -> None:
         """Make the folder and be the only process that writes there; a second call is harmless."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             # Not at once: `shoal runs list` tries every lock for a moment, to see who is at work.
-            self._lock.acquire(timeout=0.5, poll_interval=0.05)
+            self._lock.acquire(timeout=wait_s, poll_interval=0.05)
         except Timeout:
             raise UserError(f"--resume: {self.path} is being trained by another process; stop that one first") from None
         except OSError as error:
@@ -77,11 +79,13 @@ class RunFolder:
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """A line in events.jsonl."""
         assert self._events is not None
-        self._events.write(to_json_line({"time": time.time(), "event": name, **fields}) + "\n")
-        self._events.flush()
+        append_event(self._events, name, fields)
 
     def tick(self, step: int) -> None:
-        """Nothing is written for a step alone."""
+        """The first step since the start is an event: until then a run only gets ready."""
+        if not self._stepped:
+            self._stepped = True
+            self.event("first_step", {"step": step})
 
     def write_recipe(self, text: str) -> None:
         """recipe.yaml, fully resolved."""
@@ -92,6 +96,16 @@ class RunFolder:
         write_atomically(
             self.path / "summary.json", json.dumps(json.loads(to_json_line(dict(summary))), indent=1) + "\n"
         )
+
+
+def append_event(file: TextIO, name: str, fields: Mapping[str, Any]) -> None:
+    """One line, whole: rank 0 and a launcher on another machine may both have something to say."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        file.write(to_json_line({"time": time.time(), "event": name, **fields}) + "\n")
+        file.flush()
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _step_of(record: Mapping[str, Any]) -> float:

@@ -12,8 +12,32 @@ Positive = Annotated[int, Field(gt=0)]
 class ParallelSection(Section):
     """How one step runs on the devices."""
 
-    strategy: Literal["single"] = "single"
-    """`single`: one process on one device."""
+    strategy: Literal["auto", "single", "ddp"] = "auto"
+    """`single`: one process on one device. `ddp`: every worker holds the whole model, gradients are summed over all.
+    `auto`: single for one worker, ddp for more."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """How workers talk: `auto` takes NCCL between GPUs and Gloo between CPUs."""
+    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    """ddp: gradients are sent in buckets of this size while the backward pass goes on."""
+    gradient_as_bucket_view: bool = True
+    """ddp: gradients live in the buckets, which saves a copy of them."""
+    static_graph: bool = False
+    """ddp: promise that every step uses the same parameters, so that more can overlap."""
+    find_unused_parameters: bool = False
+    """ddp: look in every step for parameters that the loss does not use. Slower; needed where there are any."""
+    sync_batch_norm: bool = False
+    """ddp: batch norms take their statistics over all workers. GPUs only."""
+    compress: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    """ddp: how gradients are packed for the network. `powersgd` sends low-rank factors; its error memory starts anew
+    when a run is resumed."""
+    powersgd_rank: Positive = 4
+    """compress powersgd: rank of the factors; more is closer and slower."""
+    powersgd_start_step: Annotated[int, Field(ge=2)] = 10
+    """compress powersgd: steps that are sent whole before packing begins."""
+    hierarchical: bool = False
+    """ddp: sum inside each machine first, then between machines, then hand the result out inside each machine."""
+    sync_every: Positive = 1
+    """ddp: local SGD. Workers step on their own and average weights and optimizer state every so many steps."""
 
 
 class OptimSection(Section):

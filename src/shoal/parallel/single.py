@@ -1,165 +1,43 @@
 """One process on one device: the reference that every other strategy must agree with."""
 
-import copy
-from typing import Any, cast
-
-import torch
 from torch import nn
 
-from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.batch import StepBatch
 from shoal.core.errors import UserError
-from shoal.core.objective import Count, Measured, Objective, check_loss
+from shoal.core.objective import Objective
 from shoal.core.process import Process
-from shoal.core.weights import named_weights
-from shoal.parallel.numerics import autocast, build_scaler, check_precision, recompute_activations
-from shoal.parallel.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from shoal.parallel.unit import StepLoss, StepSettings, UnitState
+from shoal.parallel.replica import Replica
+from shoal.parallel.section import ParallelSection
+from shoal.parallel.unit import StepLoss, StepSettings
 
 
-class SingleUnit:
-    """A model on one device; micro-batches run one after the other and their gradients add up."""
+class SingleUnit(Replica):
+    """A model on one device."""
 
-    def __init__(self, model: nn.Module, objective: Objective, settings: StepSettings, process: Process) -> None:
-        check_precision(settings.precision, process.device)
-        self.model = model.to(process.device)
-        self.objective = objective
-        self.settings = settings
-        self.device = process.device
-        if settings.activation_checkpointing:
-            recompute_activations(self.model)
-        # Wrapped rather than compiled in place: in place, a plain nn.Sequential silently stays as it is.
-        self.forward = cast(nn.Module, torch.compile(self.model)) if settings.compile else self.model
-        self.optimizer = build_optimizer(self.model, settings.optim)
-        self.scaler = build_scaler(settings.precision, self.device)
-        self.autocast = autocast(settings.precision, self.device)
-        self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        self.grad_norm: torch.Tensor | None = None
-        self.count_is_checked = False
+    whole_every = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        settings: StepSettings,
+        process: Process,
+        section: ParallelSection | None = None,
+    ) -> None:
+        assert process.world_size == 1
+        super().__init__(model, objective, settings, process)
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the step's items, summed over its micro-batches."""
-        count_items = self.objective.count
         # What to divide by is known before the first forward pass, so that every backward adds its final share.
-        # It is counted on the host, where the batches still are: the device is not waited for.
-        expected = step.num_samples if count_items is None else sum(int(count_items(m.data)) for m in step.microbatches)
+        expected = step.num_samples if self.objective.count is None else self.count(step)
         if expected == 0:
             raise UserError(
                 "task.count found nothing to learn from in a whole step; check the data and train.global_batch"
             )
-        terms: list[tuple[torch.Tensor, int]] = []
-        total: Count = 0
-        for micro in step.microbatches:
-            batch = self._to_device(micro.data)
-            with self.autocast:
-                loss = self.objective.loss(self.forward, batch)
-            check_loss(loss, trains=True)
-            if isinstance(loss, tuple):
-                loss_sum, count = loss
-                share = loss_sum / expected
-                terms.append((loss_sum.detach(), 1))
-            elif count_items is not None:
-                raise UserError(
-                    "task.loss returned a mean, but the task has count(); return (sum, count) or drop count()"
-                )
-            else:
-                count = micro.num_samples
-                share = loss if count == expected else loss * (count / expected)
-                terms.append((loss.detach(), count))
-            total = total + count
-            self._backward(share)
-        if count_items is None:
-            self._rescale_gradients(expected, total)
-        elif not self.count_is_checked:  # once: on a GPU, comparing waits for it
-            self.count_is_checked = True
-            if int(total) != expected:
-                raise UserError(f"task.count says {expected} items and task.loss counts {int(total)}; they must agree")
-        return StepLoss(terms, total)
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def _rescale_gradients(self, expected: int, count: Count) -> None:
-        """A task that sums over something else than samples tells how many only after the forward pass."""
-        if isinstance(count, int) and count == expected:
-            return
-        if isinstance(count, int) and count == 0:
-            raise UserError("task.loss counted nothing to learn from in a whole step; check the data")
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, expected / count)
-
-    def optimizer_step(self, lr: float) -> None:
-        """Clip, update the weights, and clear the gradients."""
-        optimizer = self.optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        if self.settings.clip_norm is not None:
-            if self.scaler is not None:
-                self.scaler.unscale_(optimizer)
-            self.grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
-        if self.scaler is not None:
-            self.scaler.step(optimizer)
-            self.scaler.update()
+        loss = self.accumulate(step, self.loss_of, lambda: expected)
+        if self.objective.count is None:
+            self.rescale_gradients(expected, loss.count)
         else:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def evaluate(self, batch: MicroBatch) -> Measured:
-        """The task's metrics on one batch, without gradients."""
-        with torch.no_grad(), self.autocast:
-            return self.objective.metrics(self.forward, self._to_device(batch.data), batch.num_samples)
-
-    def report(self) -> dict[str, float]:
-        """Gradient norm where it is clipped, loss scale where there is one."""
-        values = {}
-        if self.grad_norm is not None:
-            values["grad_norm"] = float(self.grad_norm)
-        if self.scaler is not None:
-            values["loss_scale"] = float(self.scaler.get_scale())
-        return values
-
-    def state(self) -> UnitState:
-        """Weights as `model.NAME`, optimizer state as `optim.NAME.KEY`, the loss scaler among the values."""
-        weights = {f"model.{name}": tensor for name, tensor in named_weights(self.model).items()}
-        moments = optimizer_tensors(self.optimizer, self._names())
-        tensors = weights | {f"optim.{name}": tensor for name, tensor in moments.items()}
-        return UnitState(tensors, {"scaler": self.scaler.state_dict() if self.scaler else None})
-
-    def load(self, state: UnitState) -> None:
-        """Take over a state; names must be the model's own."""
-        weights = named_weights(self.model)
-        given = {name.removeprefix("model."): t for name, t in state.tensors.items() if name.startswith("model.")}
-        if weights.keys() != given.keys():
-            wrong = ", ".join(sorted(weights.keys() ^ given.keys())[:5])
-            raise UserError(f"model: the checkpoint is of another model (differs in {wrong}); use its own recipe")
-        for name, tensor in given.items():
-            if weights[name].shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)} in the checkpoint and {tuple(weights[name].shape)} in this model"
-                raise UserError(f"model: {name} is {shapes}; use the checkpoint's own recipe")
-            weights[name].copy_(tensor)
-        moments = {name.removeprefix("optim."): t for name, t in state.tensors.items() if name.startswith("optim.")}
-        load_optimizer_tensors(self.optimizer, self._names(), moments)
-        if self.scaler is not None and state.values.get("scaler"):
-            self.scaler.load_state_dict(state.values["scaler"])
-
-    def _names(self) -> dict[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self.model.named_parameters()}
-
-    def _to_device(self, data: Any) -> Any:
-        return data if self.device.type == "cpu" else move(data, self.device)
-
-
-def move(data: Any, device: torch.device) -> Any:
-    """A batch of any nesting with its tensors on `device`; copies from pinned memory overlap with compute."""
-    if isinstance(data, torch.Tensor):
-        return data.to(device, non_blocking=True)
-    if isinstance(data, dict):
-        moved = copy.copy(data)  # of its own kind, whatever it takes to make one
-        moved.update({key: move(value, device) for key, value in data.items()})
-        return moved
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(move(value, device) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(move(value, device) for value in data)
-    return data.to(device) if hasattr(data, "to") else data
+            self.check_count(expected, loss.count)
+        return loss

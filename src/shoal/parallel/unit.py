@@ -46,6 +46,8 @@ class TrainUnit(Protocol):
 
     model: nn.Module
     device: torch.device
+    whole_every: int
+    """Steps between two points at which all workers hold the same state: what may be saved or evaluated."""
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the step's items, summed over its micro-batches."""

@@ -53,7 +53,10 @@ def _length_problems(recipe: Recipe) -> Found:
     if (train.epochs is None) == (train.steps is None):
         given = "both are given" if train.epochs else "neither is given"
         yield ("train",), f"give exactly one of train.epochs and train.steps ({given})"
-    if train.global_batch % workers:
+    if recipe.cluster.min_workers is not None:
+        if train.global_batch < workers:
+            yield ("train", "global_batch"), f"{train.global_batch} is fewer than cluster.workers {workers}"
+    elif train.global_batch % workers:
         yield (
             ("train", "global_batch"),
             f"{train.global_batch} is not divisible by cluster.workers {workers}; "
@@ -130,8 +133,22 @@ def _metric_problems(recipe: Recipe) -> Found:
 
 def _cluster_problems(recipe: Recipe) -> Found:
     cluster = recipe.cluster
-    if cluster.workers > 1:
-        yield ("cluster", "workers"), f"{cluster.workers} workers are not possible with parallel.strategy single; set 1"
+    parallel = recipe.parallel
+    if cluster.workers > 1 and parallel.strategy == "single":
+        yield (
+            ("cluster", "workers"),
+            f"{cluster.workers} workers are not possible with parallel.strategy single; set 1, or strategy ddp",
+        )
+    if cluster.min_workers is not None and cluster.min_workers > cluster.workers:
+        yield ("cluster", "min_workers"), f"{cluster.min_workers} is more than cluster.workers {cluster.workers}"
+    if parallel.hierarchical and parallel.compress != "none":
+        yield ("parallel", "compress"), f"{parallel.compress} does not go with parallel.hierarchical; drop one"
+    if parallel.sync_every > 1:
+        for field, off in (("compress", "none"), ("hierarchical", False), ("sync_batch_norm", False)):
+            if getattr(parallel, field) != off:
+                yield ("parallel", field), "is for gradients, and parallel.sync_every above 1 sends none; drop one"
+        if recipe.train.precision == "fp16":
+            yield ("train", "precision"), "fp16 scales its loss by worker, which parallel.sync_every cannot; use bf16"
     if cluster.gpus_per_worker == 0:
         for field in ("gpu_memory_fraction", "gpu_allocator"):
             if getattr(cluster, field) is not None:

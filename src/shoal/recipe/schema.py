@@ -67,14 +67,52 @@ class ClusterSection(Section):
 
     workers: Positive = 1
     """Processes that train together."""
+    min_workers: Positive | None = None
+    """Go on with fewer workers, down to this many, when machines vanish, and with more when they come back. The global
+    batch stays the same. Null: always `workers`."""
+    cpus_per_worker: Positive | None = None
+    """Cores that each worker is given; null: an equal share of the machine's, or one each on a cluster."""
     gpus_per_worker: Annotated[int, Field(ge=0, le=1)] | None = None
     """1: a GPU or an error; 0: the CPU; null: a GPU where there is one."""
     threads_per_worker: Positive | None = None
-    """CPU threads for tensor operations; null leaves PyTorch's choice. Sums differ in the last bit between counts."""
+    """CPU threads for tensor operations; null: `cpus_per_worker`, or PyTorch's choice for a single worker. Sums differ
+    in the last bit between counts."""
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Cap on the share of the GPU's memory this run may take."""
     gpu_allocator: Annotated[str, Field(pattern=r"^\w+:[^,\s]+(,\w+:[^,\s]+)*$")] | None = None
     """PyTorch's GPU allocator settings, for example expandable_segments:True,max_split_size_mb:256."""
+
+
+class FailuresSection(Section):
+    """What is borne before a run is given up."""
+
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Restarts in a row, without a new checkpoint in between, after a worker or machine died or hung. Errors in your
+    code are never retried; announced preemptions and changes of size are not counted."""
+    hang_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """A worker that makes no progress for so long counts as hung: stacks are written down and the workers restarted.
+    Must be longer than the longest step, save or compilation."""
+    machine_timeout_s: Annotated[float, Field(ge=0)] = 600.0
+    """How long a run that lost machines waits for others in their place before it is given up."""
+
+
+class NcclSection(Section):
+    """NCCL's settings for GPUs that talk to each other; each becomes the environment variable that NCCL reads."""
+
+    interface: Annotated[str, Field(pattern=r"^[=^]?[A-Za-z0-9_.,-]+$")] | None = None
+    """Network interfaces, for example eth0 or ^docker0,lo (NCCL_SOCKET_IFNAME; Gloo uses the first too)."""
+    infiniband: bool | None = None
+    """false keeps NCCL off InfiniBand and RoCE (NCCL_IB_DISABLE)."""
+    ib_devices: Annotated[str, Field(pattern=r"^[=^]?[A-Za-z0-9_.:,-]+$")] | None = None
+    """InfiniBand devices, for example mlx5_0,mlx5_1 (NCCL_IB_HCA)."""
+    p2p_level: Literal["LOC", "NVL", "PIX", "PXB", "PHB", "SYS"] | None = None
+    """How far apart two GPUs may be to copy directly (NCCL_P2P_LEVEL); LOC turns it off."""
+    debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None
+    """What NCCL says on stdout (NCCL_DEBUG)."""
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """How long a collective may take; null: longer than failures.hang_timeout_s, which notices a hang first."""
+    environment: dict[Annotated[str, Field(pattern=r"^NCCL_[A-Z0-9_]+$")], str] = {}
+    """Any other NCCL_ variable, as it is."""
 
 
 class Recipe(Section):
@@ -91,13 +129,14 @@ class Recipe(Section):
     early_stop: EarlyStopSection | None = None
     parallel: ParallelSection = ParallelSection()
     cluster: ClusterSection = ClusterSection()
+    failures: FailuresSection = FailuresSection()
+    nccl: NcclSection = NcclSection()
     checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()
 
-    @property
-    def micro_batch(self) -> int:
-        """Samples one worker computes at once."""
-        return self.train.micro_batch or self.train.global_batch // self.cluster.workers
+    def micro_batch(self, world_size: int) -> int:
+        """Samples that one of `world_size` workers computes at once."""
+        return self.train.micro_batch or -(-self.train.global_batch // world_size)
 
 
 NAMED_SECTIONS = ("task", "model", "data")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import RunError
+from shoal.core.group import Group
 from shoal.observe.clock import Clock
 from shoal.observe.records import Observer, Report
 from shoal.parallel.unit import TrainUnit
@@ -39,10 +40,12 @@ class Training:
     saved_step: int | None
     observer: Observer
     stop: Callable[[], str | None]
-    """Why to stop now, or None."""
+    """Why to stop now, or None; the same on every worker."""
+    group: Group = field(default_factory=Group)
+    """All workers of the run."""
     clock: Clock = field(default_factory=Clock)
     items_done: int = 0
-    """Samples or tokens trained on by this process."""
+    """Samples or tokens trained on, by all workers since this start."""
     reported_samples: int = 0
     reported_stepping_s: float = 0.0
     first_step_s: float | None = None
@@ -64,7 +67,8 @@ def run_loop(run: Training) -> str:
 
             ending = _finished(run) or run.stop()
             if (ending or plan.save_due(state.step)) and run.saved_step != state.step:
-                state.window_loss, state.window_count = _finite(run, window)
+                _finite(run, window)
+                state.window_loss, state.window_count = window.read()
                 fresh = state.evaluated_step == state.step
                 run.save({name: value for name, value in state.metrics.items() if fresh and name.startswith("val_")})
                 run.saved_step = state.step
@@ -95,7 +99,7 @@ def run_loop(run: Training) -> str:
 def evaluate_now(run: Training) -> None:
     """Go through the validation set and report; an interruption leaves the evaluation for the resumed run."""
     if run.validation is not None:
-        found = evaluate(run.unit, run.validation(), run.stop, run.recipe.train.seed)
+        found = evaluate(run.unit, run.validation(), run.stop, run.recipe.train.seed, run.group)
         run.clock.lap("evaluate")
         if found is None:
             return
@@ -103,7 +107,7 @@ def evaluate_now(run: Training) -> None:
         check_watched(run.recipe, metrics)
         run.state.metrics |= metrics
         note_evaluation(run.state, run.recipe.early_stop)
-        run.observer.report(Report(run.state.step, _epoch(run), metrics, run.clock.since_report()))
+        run.observer.report(Report(run.state.step, run.plan.epoch(run.state.step), metrics, run.clock.since_report()))
     run.state.evaluated_step = run.state.step
 
 
@@ -118,22 +122,22 @@ def report_training(run: Training, loss: float, count: int, lr: float) -> None:
     metrics["samples_per_s"] = (run.state.samples - run.reported_samples) / stepping_s
     if run.items != "samples":
         metrics[f"{run.items}_per_s"] = count / stepping_s
-    run.items_done += count
-    run.reported_samples = run.state.samples
+    run.items_done, run.reported_samples = run.items_done + count, run.state.samples
     run.state.metrics["train_loss"] = loss
     run.state.reported_step = run.state.step
-    run.observer.report(Report(run.state.step, _epoch(run), metrics, seconds))
+    run.observer.report(Report(run.state.step, run.plan.epoch(run.state.step), metrics, seconds))
 
 
 def _finished(run: Training) -> str | None:
-    step = run.state.step
-    if step >= run.plan.num_steps and not run.plan.evaluation_pending(step, run.state.evaluated_step):
+    if (step := run.state.step) >= run.plan.num_steps and not run.plan.evaluation_pending(
+        step, run.state.evaluated_step
+    ):
         return "done"
     return "early_stop" if should_stop_early(run.state, run.recipe.early_stop) else None
 
 
 def _finite(run: Training, window: LossWindow) -> tuple[float, int]:
-    total, count = window.read()
+    total, count = window.read_all(run.group)
     if not math.isfinite(total):
         raise RunError(
             f"train loss became {total} after step {run.state.reported_step} and by step {run.state.step}: "
@@ -141,7 +145,3 @@ def _finite(run: Training, window: LossWindow) -> tuple[float, int]:
             + ("; fp16 overflows easily, so try train.precision=bf16" if run.recipe.train.precision == "fp16" else "")
         )
     return total, count
-
-
-def _epoch(run: Training) -> float:
-    return run.state.step / run.plan.steps_per_epoch

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shoal.core.errors import UserError
 from shoal.recipe.schema import Recipe
 
 
@@ -14,6 +15,10 @@ class Plan:
     evaluate_every: int
     save_every: int
     report_every: int
+
+    def epoch(self, step: int) -> float:
+        """Passes over the data after this many steps."""
+        return step / self.steps_per_epoch
 
     def evaluation_due(self, step: int) -> bool:
         """After this many steps, go through the validation set."""
@@ -43,3 +48,18 @@ def make_plan(recipe: Recipe, steps_per_epoch: int) -> Plan:
         save_every=recipe.checkpoint.every_steps or steps_per_epoch,
         report_every=recipe.observe.every_steps,
     )
+
+
+def check_whole(plan: Plan, whole_every: int) -> None:
+    """Where workers go apart for `whole_every` steps, what needs them together must be due only then."""
+    due = {
+        "train.steps": plan.num_steps,
+        "evaluate.every_steps": plan.evaluate_every,
+        "checkpoint.every_steps": plan.save_every,
+    }
+    for name, steps in due.items():
+        if steps % whole_every:
+            raise UserError(
+                f"{name}: {steps} is not a multiple of parallel.sync_every {whole_every}, after which all workers "
+                f"hold the same weights; set {name}={-(-steps // whole_every) * whole_every}"
+            )

@@ -21,6 +21,9 @@ class Origin:
     world_size: int
     resumed_from_step: int | None
     samples_before: int
+    restarts: int = 0
+    first_step_s: float | None = None
+    """Seconds to the first step, where it was made before the workers were started again."""
 
 
 def summarise(run: Training, origin: Origin, status: str) -> dict[str, Any]:
@@ -38,8 +41,8 @@ def summarise(run: Training, origin: Origin, status: str) -> dict[str, Any]:
         "metrics": dict(state.metrics),
         "weights_sha256": None if status == "failed" else weights_sha256(named_weights(run.unit.model)),
         "samples_per_s": round((state.samples - origin.samples_before) / max(stepping_s, 1e-9), 2),
-        "time_to_first_step_s": None if run.first_step_s is None else round(before_clock_s + run.first_step_s, 3),
-        "restarts": 0,
+        "time_to_first_step_s": _rounded(origin.first_step_s, before_clock_s, run.first_step_s),
+        "restarts": origin.restarts,
         "resumed_from_step": origin.resumed_from_step,
         "world_size": origin.world_size,
         "goodput": round(goodput(seconds), 4),
@@ -51,3 +54,9 @@ def summarise(run: Training, origin: Origin, status: str) -> dict[str, Any]:
     if run.items != "samples":
         summary[f"{run.items}_per_s"] = round(run.items_done / max(stepping_s, 1e-9), 2)
     return summary
+
+
+def _rounded(earlier_s: float | None, before_clock_s: float, first_step_s: float | None) -> float | None:
+    if earlier_s is not None:
+        return round(earlier_s, 3)
+    return None if first_step_s is None else round(before_clock_s + first_step_s, 3)

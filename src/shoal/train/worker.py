@@ -45,9 +45,10 @@ from shoal.recipe.identity import fixed_fields
 from shoal.recipe.load import LoadedRecipe
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
+from shoal.train.agree import AgreedStop
 from shoal.train.loop import Training, run_loop
-from shoal.train.plan import make_plan
-from shoal.train.state import Identity, TrainState, restore_newest, take_snapshot
+from shoal.train.plan import check_whole, make_plan
+from shoal.train.state import Identity, TrainState, on_first, restore_newest, take_snapshot
 from shoal.train.summary import Origin, summarise
 
 
@@ -63,6 +64,14 @@ class RunRequest:
     """Why to stop after the present step, or None."""
     started: float = field(default_factory=time.time)
     """When the user asked, in unix seconds."""
+    restarts: int = 0
+    """How often the launcher has started the workers again."""
+    supervised: bool = False
+    """Whether a launcher watches over the workers: it then says how a run failed, because it sees all of them."""
+    threads: int | None = None
+    """CPU threads of this worker where the recipe leaves them open."""
+    first_step_s: float | None = None
+    """Seconds from `started` to the run's first step, where an earlier start of the workers has made it."""
 
 
 _ONE_RUN = threading.Lock()
@@ -74,7 +83,7 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     settings = torch_settings(
         precision=recipe.train.precision,
         deterministic=recipe.train.deterministic,
-        threads=recipe.cluster.threads_per_worker,
+        threads=recipe.cluster.threads_per_worker or request.threads,
         device=process.device,
         gpu_memory_fraction=recipe.cluster.gpu_memory_fraction,
         gpu_allocator=recipe.cluster.gpu_allocator,
@@ -122,20 +131,21 @@ def _build(recipe: Recipe, process: Process) -> _Built:
 
 def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, Any]:
     """Take over or make the run's folder, say what starts, and run the loop."""
+    group = process.group
     folder = RunFolder(request.run_dir)
-    observer = Observers(folder, request.console)
+    observer = Observers(folder, request.console) if process.is_first else Observers()
     state = TrainState()
     resumed: CheckpointInfo | None = None
     rejected: list[dict[str, Any]] = []
     is_made_here = False
     try:
         if request.resume:
-            folder.lock()
-            clear_leftovers(folder.checkpoints)
-            state, resumed, rejected = restore_newest(folder.checkpoints, built.unit, process, built.identity)
+            on_first(group, lambda: _take_over(folder, request))
+            seed = request.loaded.recipe.train.seed
+            state, resumed, rejected = restore_newest(folder.checkpoints, built.unit, process, built.identity, seed)
             if resumed is None and any(event.get("event") == "save" for event in read_events(request.run_dir)):
                 raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
-        elif request.stop() is not None:
+        elif any(group.gather(request.stop())):
             raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
         run = _assemble(request, built, state, resumed, folder, observer, process)
         if state.step > run.plan.num_steps:
@@ -143,17 +153,12 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
                 f"train: the run is at step {state.step} already, beyond the {run.plan.num_steps} steps asked for; "
                 "raise train.steps or train.epochs"
             )
-        folder.open(state.step if request.resume else None)
-        is_made_here = not request.resume
-        folder.write_recipe(request.loaded.to_yaml())
-        for rejection in rejected:
-            observer.event("checkpoint_rejected", rejection)
-        if resumed is not None:
-            observer.event("resume", {"step": resumed.step, "path": str(resumed.path)})
-        observer.event("start", _start_facts(request, built, run))
-        observer.event("workers", {"workers": [_worker_facts(process)]})
-        for message in [*built.warnings, *_odd_sizes(run, built)]:
-            observer.event("warning", {"message": message})
+        check_whole(run.plan, built.unit.whole_every)
+        on_first(group, lambda: folder.open(state.step if request.resume else None))
+        is_made_here = not request.resume and process.is_first
+        workers = group.gather(_worker_facts(process))
+        if process.is_first:
+            _announce(folder, request, built, run, observer, resumed, rejected, workers)
     except BaseException:
         folder.close()
         if is_made_here:  # nothing of a run that did not start stays behind
@@ -163,6 +168,34 @@ def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, An
         return _run(run, request, folder, process, resumed)
     finally:
         folder.close()
+
+
+def _take_over(folder: RunFolder, request: RunRequest) -> None:
+    # After a restart the former rank 0 may still be dying, on a machine that nobody reaches.
+    folder.lock(wait_s=60.0 if request.restarts else 0.5)
+    clear_leftovers(folder.checkpoints)
+
+
+def _announce(
+    folder: RunFolder,
+    request: RunRequest,
+    built: _Built,
+    run: Training,
+    observer: Observer,
+    resumed: CheckpointInfo | None,
+    rejected: list[dict[str, Any]],
+    workers: list[dict[str, Any]],
+) -> None:
+    """Say what starts, before it does."""
+    folder.write_recipe(request.loaded.to_yaml())
+    for rejection in rejected:
+        observer.event("checkpoint_rejected", rejection)
+    if resumed is not None:
+        observer.event("resume", {"step": resumed.step, "path": str(resumed.path)})
+    observer.event("start", _start_facts(request, built, run, len(workers)))
+    observer.event("workers", {"workers": workers})
+    for message in [*built.warnings, *_odd_sizes(run, built)]:
+        observer.event("warning", {"message": message})
 
 
 def _assemble(
@@ -176,6 +209,7 @@ def _assemble(
 ) -> Training:
     recipe, datasets, order = request.loaded.recipe, built.datasets, built.order
     plan = make_plan(recipe, order.steps_per_epoch)
+    micro_batch = recipe.micro_batch(process.world_size)
     loading: dict[str, Any] = {
         "rank": process.rank,
         "world_size": process.world_size,
@@ -184,14 +218,16 @@ def _assemble(
     }
 
     def batches(step: int) -> Generator[StepBatch]:
-        return train_batches(datasets.train, order, step, plan.num_steps, micro_batch=recipe.micro_batch, **loading)
+        return train_batches(datasets.train, order, step, plan.num_steps, micro_batch=micro_batch, **loading)
 
     def validation() -> Iterator[MicroBatch]:
-        batch = recipe.evaluate.batch or recipe.micro_batch
+        batch = recipe.evaluate.batch or micro_batch
         return evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
 
     def save(metrics: dict[str, float]) -> None:
         snapshot = take_snapshot(built.unit, state, process, built.identity)
+        if not process.is_first:
+            return
         epoch = order.epoch_of(state.step)
         info = save_checkpoint(folder.checkpoints, snapshot, step=state.step, epoch=epoch, metrics=metrics)
         for old in to_delete(list_checkpoints(folder.checkpoints), recipe.checkpoint):
@@ -211,8 +247,17 @@ def _assemble(
         # What was resumed needs no saving again, unless its evaluation is still to come.
         saved_step=resumed.step if resumed is not None and not evaluation_pending else None,
         observer=observer,
-        stop=request.stop,
+        stop=_stop(request, built.unit, state, process),
+        group=process.group,
     )
+
+
+def _stop(request: RunRequest, unit: TrainUnit, state: TrainState, process: Process) -> Callable[[], str | None]:
+    """Why to stop, asked by the loop: on every worker the same, and only where there is a whole state to save."""
+    stop = request.stop if process.world_size == 1 else AgreedStop(request.stop, process.group)
+    if unit.whole_every == 1:
+        return stop
+    return lambda: stop() if state.step % unit.whole_every == 0 else None
 
 
 def _run(
@@ -224,12 +269,15 @@ def _run(
         started=request.started,
         world_size=process.world_size,
         resumed_from_step=resumed.step if resumed else None,
+        restarts=request.restarts,
         samples_before=run.state.samples,
     )
     try:
         ending = run_loop(run)
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
         failure = _in_words(error, request)
+        if request.supervised:
+            raise failure from error.__cause__
         message = request.loaded.hide(str(failure)) or type(failure).__name__
         with contextlib.suppress(OSError):  # the disk may be what failed
             run.observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
@@ -240,26 +288,33 @@ def _run(
         watched = run.recipe.early_stop.metric
         run.observer.event("early_stop", {"step": run.state.step, "metric": watched, "best": run.state.best})
     status = "done" if ending in ("done", "early_stop") else "interrupted"
+    if not process.is_first:
+        return {"status": status, "ended_by": ending}
     summary = summarise(run, origin, status) | {"ended_by": ending}
     folder.write_summary(summary)
     run.observer.event(status, {"step": run.state.step})
     return summary
 
 
-def _in_words(error: BaseException, request: RunRequest) -> BaseException:
+def _in_words(error: BaseException, request: RunRequest) -> BaseException:  # noqa: PLR0911 - one return a cause
     """What the user is told when a run fails: words and a remedy where the cause is known, else the error itself."""
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, UserError):  # in the middle of a run: a corrupt image, say
         return RunError(str(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in message:
         return RunError(
-            f"out of memory ({message}): set train.micro_batch below {request.loaded.recipe.micro_batch} "
+            f"out of memory ({message}): set train.micro_batch lower "
             "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
         )
     if "Expected more than 1 value per channel" in message:
         return RunError(
             f"batch norm cannot train on a single sample ({message}): choose train.global_batch and train.micro_batch "
             "so that the last step of an epoch has more"
+        )
+    if "Expected to have finished reduction in the prior iteration" in message:
+        return RunError(
+            "the loss does not use every parameter of the model, and ddp waits for the gradient of each: "
+            "set parallel.find_unused_parameters=true, or freeze the parameters that are not used"
         )
     if isinstance(error, RuntimeError) and message.startswith("DataLoader worker"):
         return RunError(f"a process that reads data died ({message}); it may be short of memory: lower data.workers")
@@ -345,9 +400,10 @@ def step_settings(recipe: Recipe) -> StepSettings:
     )
 
 
-def _start_facts(request: RunRequest, built: _Built, run: Training) -> dict[str, Any]:
+def _start_facts(request: RunRequest, built: _Built, run: Training, world_size: int) -> dict[str, Any]:
     return {
         "run": request.run_dir.name,
+        "world_size": world_size,
         "parameters": built.num_parameters,
         "device": str(run.unit.device),
         "train_samples": len(built.datasets.train),
@@ -362,6 +418,7 @@ def _worker_facts(process: Process) -> dict[str, Any]:
     name = torch.cuda.get_device_name(process.device) if process.device.type == "cuda" else "cpu"
     return {
         "rank": process.rank,
+        "node": process.node,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "device": device,

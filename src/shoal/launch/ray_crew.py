@@ -1,0 +1,158 @@
+"""Places for workers on a Ray cluster: one actor each, which Ray schedules, and which hosts the worker's agent.
+
+The least number of workers is reserved as one placement group, all or nothing, so that two runs cannot block each other
+with half of what each needs. Places beyond that are asked for one by one; they join when the cluster has room.
+"""
+
+import contextlib
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from shoal.core.errors import UserError
+from shoal.core.version import VERSION
+from shoal.launch.agent import Agent
+from shoal.launch.crew import Member
+from shoal.launch.policy import Size, missing_resources
+
+_COMING_S = 4.0
+"""An actor that the cluster has room for is there within so long; one that is not waits for a machine."""
+_LOOK_EVERY_S = 0.5
+
+
+class RayAgent(Agent):
+    """An agent in an actor."""
+
+    def place(self) -> dict[str, Any]:
+        """Where this is, and what runs here."""
+        context = ray.get_runtime_context()
+        return self.facts() | {
+            "node": context.get_node_id(),
+            "address": ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            "version": VERSION,
+        }
+
+
+class RayMember:
+    """A worker's place on the cluster."""
+
+    def __init__(self, actor: Any, bundle: int | None) -> None:
+        self.actor = actor
+        self.bundle = bundle
+        """Its part of the placement group; None for a place beyond the least."""
+        self.asked = time.monotonic()
+        self.node = ""
+        self.address = ""
+        self.host = ""
+        self._place = actor.place.remote()
+
+    def is_ready(self) -> bool:
+        """Whether the actor runs; it is then known where."""
+        if not self.node and ray.wait([self._place], timeout=0)[0]:
+            place = ray.get(self._place)
+            if place["version"] != VERSION:
+                raise UserError(
+                    f"--address: {place['host']} has Shoal {place['version']} and this is {VERSION}; "
+                    "install the same on both"
+                )
+            self.node, self.address, self.host = place["node"], place["address"], place["host"]
+        return bool(self.node)
+
+    def call(self, method: str, *arguments: Any) -> "Future[Any]":
+        """As `Member`."""
+        future: Future[Any] = getattr(self.actor, method).remote(*arguments).future()
+        return future
+
+
+class RayCrew:
+    """Workers on a Ray cluster."""
+
+    def __init__(self, size: Size, resources: dict[str, float]) -> None:
+        self._size = size
+        self._resources = {name: amount for name, amount in resources.items() if amount}
+        self._group = placement_group([self._resources] * size.least, strategy="PACK")
+        self._members = [self._ask(i if i < size.least else None) for i in range(size.most)]
+        self._leaving: set[str] = set()
+        self._looked = 0.0
+
+    def _ask(self, bundle: int | None) -> RayMember:
+        """Ask Ray for a place."""
+        strategy: Any = "DEFAULT"
+        if bundle is not None:
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        remote = ray.remote(RayAgent).options(
+            num_cpus=self._resources.get("CPU", 0.0),
+            num_gpus=self._resources.get("GPU", 0.0),
+            max_concurrency=8,
+            max_restarts=0,
+            scheduling_strategy=strategy,
+        )
+        return RayMember(remote.remote(), bundle)
+
+    def members(self) -> list[Member]:
+        """Those whose actor runs, on machines that stay."""
+        leaving = self.leaving()
+        ready: list[Member] = []
+        for member in list(self._members):
+            try:
+                if member.is_ready() and member.node not in leaving:
+                    ready.append(member)
+            except RayError:
+                self.drop(member)
+        return ready
+
+    def expects_more(self) -> bool:
+        """Whether an actor has been asked for so recently that it may just be starting."""
+        now = time.monotonic()
+        return any(not member.node and now - member.asked < _COMING_S for member in self._members)
+
+    def leaving(self) -> set[str]:
+        """Machines that Ray drains."""
+        now = time.monotonic()
+        if now - self._looked > _LOOK_EVERY_S:
+            self._looked = now
+            with contextlib.suppress(AttributeError):  # a Ray client does not know
+                # There is no public way to ask; Ray Train does it so.
+                self._leaving = set(ray._private.state.state.get_draining_nodes())
+        return self._leaving
+
+    def drop(self, member: Member) -> None:
+        """Let go of the actor and ask for another."""
+        assert isinstance(member, RayMember)
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(member.actor)
+        self._members = [self._ask(other.bundle) if other is member else other for other in self._members]
+
+    def obstacle(self) -> str | None:
+        """What the machines of the cluster lack for the least number of workers."""
+        if self._can_grow():
+            return None
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        return missing_resources(self._resources, self._size.least, nodes)
+
+    def _can_grow(self) -> bool:
+        """Whether the cluster has an autoscaler, which may bring what is missing."""
+        with contextlib.suppress(AttributeError):
+            return bool(ray._private.state.state.get_cluster_config())
+        return False
+
+    def waiting_for(self) -> str:
+        """How many places are missing, and what is free."""
+        ready = sum(bool(member.node) for member in self._members)
+        size = ", ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
+        free = ray.available_resources()  # type: ignore[no-untyped-call]
+        there = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in self._resources)
+        return f"{self._size.least - ready} more workers of {size} each; the cluster has {there} free"
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for member in self._members:
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(member.actor)
+        with contextlib.suppress(RayError, ValueError):
+            remove_placement_group(self._group)

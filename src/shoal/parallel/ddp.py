@@ -1,0 +1,132 @@
+"""Data parallel: every worker holds the whole model, and gradients are summed over all of them."""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.errors import UserError
+from shoal.core.objective import LossResult, Measured, Objective
+from shoal.core.process import Process
+from shoal.parallel.compress import register_hook
+from shoal.parallel.replica import Replica
+from shoal.parallel.section import ParallelSection
+from shoal.parallel.unit import StepLoss, StepSettings, UnitState
+
+
+class DdpUnit(Replica):
+    """PyTorch's DistributedDataParallel around the task's whole loss.
+
+    Around the loss rather than the model: a task may then call the model as often as it likes, and use its methods and
+    attributes as in one process, and still every gradient is synchronised.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        settings: StepSettings,
+        process: Process,
+        section: ParallelSection | None = None,
+    ) -> None:
+        section = section or ParallelSection()
+        if section.sync_batch_norm:
+            if process.device.type != "cuda":
+                raise UserError("parallel.sync_batch_norm: PyTorch has it for GPUs only; turn it off on the CPU")
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        super().__init__(model, objective, settings, process)
+        self.group = process.group
+        self.world_size = process.world_size
+        self.whole_every = section.sync_every
+        self.steps_apart = 0
+        self.buffers = [buffer for buffer in self.model.buffers() if buffer.numel()]
+        self.buffers_differ = False
+        self.ddp = DistributedDataParallel(
+            _Loss(self),
+            bucket_cap_mb=section.bucket_mb,
+            gradient_as_bucket_view=section.gradient_as_bucket_view,
+            static_graph=section.static_graph,
+            find_unused_parameters=section.find_unused_parameters,
+        )
+        register_hook(self.ddp, section, process)
+
+    def forward_backward(self, step: StepBatch) -> StepLoss:
+        """Gradients of the mean loss over the items of the whole step, on every worker the same."""
+        self.buffers_differ = bool(self.buffers)
+        if self.whole_every > 1:
+            return self._forward_backward_apart(step)
+        if self.objective.count is None:
+            loss = self.accumulate(step, self.ddp, lambda: step.num_samples, self.world_size, self.ddp.no_sync)
+            if self.returns_sums:
+                (total,) = self.group.sum(float(loss.count))
+                self.rescale_gradients(step.num_samples, int(total))
+            return loss
+        counted = self.count(step)
+        wait_for_total = self.group.start_sum(counted)
+        expected: list[float] = []
+
+        def total_count() -> float:
+            if not expected:
+                expected.extend(wait_for_total())
+                if expected[0] == 0:
+                    raise UserError(
+                        "task.count found nothing to learn from in a whole step; check the data and train.global_batch"
+                    )
+            return expected[0]
+
+        loss = self.accumulate(step, self.ddp, total_count, self.world_size, self.ddp.no_sync)
+        self.check_count(counted, loss.count)
+        return loss
+
+    def _forward_backward_apart(self, step: StepBatch) -> StepLoss:
+        """Local SGD: this worker's own mean gradient, which nobody else sees."""
+        expected = max(_samples(step) if self.objective.count is None else self.count(step), 1)
+        return self.accumulate(step, self.loss_of, lambda: expected)
+
+    def optimizer_step(self, lr: float) -> None:
+        """Update the weights; where workers go apart, bring them together when it is time."""
+        super().optimizer_step(lr)
+        if self.whole_every > 1:
+            self.steps_apart += 1
+            if self.steps_apart == self.whole_every:
+                self._average()
+                self.steps_apart = 0
+
+    def _average(self) -> None:
+        """Weights and optimizer state become the mean over all workers: from here on all are the same again."""
+        tensors = [tensor for tensor in self.state().tensors.values() if tensor.is_floating_point()]
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+            tensor.div_(self.world_size)
+
+    def evaluate(self, batch: MicroBatch) -> Measured:
+        """The task's metrics on one batch, with the statistics of rank 0, which are the ones that are saved."""
+        if self.buffers_differ:
+            for buffer in self.buffers:
+                dist.broadcast(buffer, 0)
+            self.buffers_differ = False
+        return super().evaluate(batch)
+
+    def load(self, state: UnitState) -> None:
+        """Take over a state."""
+        super().load(state)
+        self.steps_apart = 0
+
+
+class _Loss(nn.Module):
+    """The task's loss as a module, so that its forward pass is the one that DistributedDataParallel sees."""
+
+    def __init__(self, unit: Replica) -> None:
+        super().__init__()
+        self.model = unit.model
+        self.loss_of = unit.loss_of
+
+    def forward(self, batch: Any) -> LossResult:
+        """The loss."""
+        return self.loss_of(batch)
+
+
+def _samples(step: StepBatch) -> int:
+    return sum(micro.num_samples for micro in step.microbatches)

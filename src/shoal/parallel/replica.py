@@ -1,0 +1,192 @@
+"""A whole model on one device with its optimizer: what `single` is, and what every worker of `ddp` holds."""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.errors import UserError
+from shoal.core.objective import Count, LossResult, Measured, Objective, check_loss
+from shoal.core.process import Process
+from shoal.core.weights import named_weights
+from shoal.parallel.numerics import autocast, build_scaler, check_precision, recompute_activations
+from shoal.parallel.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from shoal.parallel.unit import StepLoss, StepSettings, UnitState
+
+
+class Replica:
+    """Micro-batches run one after the other and their gradients add up."""
+
+    def __init__(self, model: nn.Module, objective: Objective, settings: StepSettings, process: Process) -> None:
+        check_precision(settings.precision, process.device)
+        self.model = model.to(process.device)
+        self.objective = objective
+        self.settings = settings
+        self.device = process.device
+        if settings.activation_checkpointing:
+            recompute_activations(self.model)
+        # Wrapped rather than compiled in place: in place, a plain nn.Sequential silently stays as it is.
+        self.forward = cast(nn.Module, torch.compile(self.model)) if settings.compile else self.model
+        self.optimizer = build_optimizer(self.model, settings.optim)
+        self.scaler = build_scaler(settings.precision, self.device)
+        self.autocast = autocast(settings.precision, self.device)
+        self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.grad_norm: torch.Tensor | None = None
+        self.count_is_checked = False
+        self.returns_sums = False
+        """Whether the task's loss is (sum, count) rather than a mean; known after the first forward pass."""
+
+    def loss_of(self, batch: Any) -> LossResult:
+        """The task's loss on a batch that is on the device."""
+        return self.objective.loss(self.forward, batch)
+
+    def count(self, step: StepBatch) -> int:
+        """Items of this worker's share, counted on the host, where the batches still are: no device is waited for."""
+        count_items = self.objective.count
+        assert count_items is not None
+        return sum(int(count_items(micro.data)) for micro in step.microbatches if micro.num_samples)
+
+    def accumulate(
+        self,
+        step: StepBatch,
+        loss_of: Callable[[Any], LossResult],
+        expected: Callable[[], float],
+        weight: int = 1,
+        before_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> StepLoss:
+        """Add up the gradients of `weight` times the loss per expected item.
+
+        `expected` is asked after the first forward pass, so that counting over workers overlaps with it; every
+        micro-batch but the last runs inside `before_last()`.
+        """
+        terms: list[tuple[torch.Tensor, int]] = []
+        total: Count = 0
+        last = len(step.microbatches) - 1
+        for number, micro in enumerate(step.microbatches):
+            with before_last() if number < last else contextlib.nullcontext():
+                batch = self._to_device(micro.data)
+                with self.autocast:
+                    loss = loss_of(batch)
+                check_loss(loss, trains=True)
+                self.returns_sums = isinstance(loss, tuple)
+                share, term, count = self._share(loss, micro.num_samples, expected(), weight)
+                if term is not None:
+                    terms.append(term)
+                total = total + count
+                self._backward(share)
+        return StepLoss(terms, total)
+
+    def _share(
+        self, loss: LossResult, num_samples: int, expected: float, weight: int
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, int] | None, Count]:
+        """What of a micro-batch goes into the gradient, into the reported loss, and into the count."""
+        if num_samples == 0:  # stand-in samples of a short step: the backward pass must run, and must add nothing
+            return (loss[0] if isinstance(loss, tuple) else loss) * 0.0, None, 0
+        if isinstance(loss, tuple):
+            loss_sum, count = loss
+            return loss_sum * (weight / expected) if weight > 1 else loss_sum / expected, (loss_sum.detach(), 1), count
+        if self.objective.count is not None:
+            raise UserError("task.loss returned a mean, but the task has count(); return (sum, count) or drop count()")
+        factor = num_samples * weight / expected
+        return loss if factor == 1 else loss * factor, (loss.detach(), num_samples), num_samples
+
+    def check_count(self, counted: int, total: Count) -> None:
+        """Once, because comparing waits for the device: what the task counts before and after must be the same."""
+        if not self.count_is_checked:
+            self.count_is_checked = True
+            if int(total) != counted:
+                raise UserError(f"task.count says {counted} items and task.loss counts {int(total)}; they must agree")
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def rescale_gradients(self, expected: int, count: Count) -> None:
+        """A task that sums over something else than samples tells how many only after the forward pass."""
+        if isinstance(count, int) and count == expected:
+            return
+        if isinstance(count, int) and count == 0:
+            raise UserError("task.loss counted nothing to learn from in a whole step; check the data")
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, expected / count)
+
+    def optimizer_step(self, lr: float) -> None:
+        """Clip, update the weights, and clear the gradients."""
+        optimizer = self.optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        if self.settings.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(optimizer)
+            self.grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
+        if self.scaler is not None:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def evaluate(self, batch: MicroBatch) -> Measured:
+        """The task's metrics on one batch, without gradients."""
+        with torch.no_grad(), self.autocast:
+            return self.objective.metrics(self.forward, self._to_device(batch.data), batch.num_samples)
+
+    def report(self) -> dict[str, float]:
+        """Gradient norm where it is clipped, loss scale where there is one."""
+        values = {}
+        if self.grad_norm is not None:
+            values["grad_norm"] = float(self.grad_norm)
+        if self.scaler is not None:
+            values["loss_scale"] = float(self.scaler.get_scale())
+        return values
+
+    def state(self) -> UnitState:
+        """Weights as `model.NAME`, optimizer state as `optim.NAME.KEY`, the loss scaler among the values."""
+        weights = {f"model.{name}": tensor for name, tensor in named_weights(self.model).items()}
+        moments = optimizer_tensors(self.optimizer, self._names())
+        tensors = weights | {f"optim.{name}": tensor for name, tensor in moments.items()}
+        return UnitState(tensors, {"scaler": self.scaler.state_dict() if self.scaler else None})
+
+    def load(self, state: UnitState) -> None:
+        """Take over a state; names must be the model's own."""
+        weights = named_weights(self.model)
+        given = {name.removeprefix("model."): t for name, t in state.tensors.items() if name.startswith("model.")}
+        if weights.keys() != given.keys():
+            wrong = ", ".join(sorted(weights.keys() ^ given.keys())[:5])
+            raise UserError(f"model: the checkpoint is of another model (differs in {wrong}); use its own recipe")
+        for name, tensor in given.items():
+            if weights[name].shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)} in the checkpoint and {tuple(weights[name].shape)} in this model"
+                raise UserError(f"model: {name} is {shapes}; use the checkpoint's own recipe")
+            weights[name].copy_(tensor)
+        moments = {name.removeprefix("optim."): t for name, t in state.tensors.items() if name.startswith("optim.")}
+        load_optimizer_tensors(self.optimizer, self._names(), moments)
+        if self.scaler is not None and state.values.get("scaler"):
+            self.scaler.load_state_dict(state.values["scaler"])
+
+    def _names(self) -> dict[nn.Parameter, str]:
+        return {parameter: name for name, parameter in self.model.named_parameters()}
+
+    def _to_device(self, data: Any) -> Any:
+        return data if self.device.type == "cpu" else move(data, self.device)
+
+
+def move(data: Any, device: torch.device) -> Any:
+    """A batch of any nesting with its tensors on `device`; copies from pinned memory overlap with compute."""
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, dict):
+        moved = copy.copy(data)  # of its own kind, whatever it takes to make one
+        moved.update({key: move(value, device) for key, value in data.items()})
+        return moved
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(move(value, device) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(move(value, device) for value in data)
+    return data.to(device) if hasattr(data, "to") else data

@@ -1,0 +1,59 @@
+"""Stopping together: every worker must leave the loop after the same step, or the others wait for it for ever."""
+
+import time
+from collections.abc import Callable
+
+from shoal.core.group import Group
+
+REASONS = ("SIGINT", "SIGTERM", "SIGHUP", "preemption", "resize")
+"""What a run is stopped for; a checkpoint is saved whichever it is."""
+
+_EVERY_S = 0.2
+"""How often workers ask each other, about; what is longest to wait for is one step and this."""
+_MOST_CALLS = 1000
+
+
+class AgreedStop:
+    """`stop` of every worker as one: as soon as one has a reason, all get it, at the same call.
+
+    Workers must call this equally often. The question is sent at one call and answered at a later one, so that nobody
+    waits for the network, and it is asked every so many calls, so that short steps are not slowed by it: how many
+    follows from the slowest worker's time per call, which travels with the question.
+    """
+
+    def __init__(self, stop: Callable[[], str | None], group: Group) -> None:
+        self.stop = stop
+        self.group = group
+        self.agreed: str | None = None
+        self._calls_left = 0
+        self._asked_calls = 0
+        self._asked_at = time.perf_counter()
+        self._answer: Callable[[], list[float]] | None = None
+
+    def __call__(self) -> str | None:
+        """Why all workers stop now, or None."""
+        if self.agreed is not None:
+            return self.agreed
+        if self._calls_left > 0:
+            self._calls_left -= 1
+            return None
+        if self._answer is not None:
+            number, seconds_per_call = self._answer()
+            self._answer = None
+            if number:
+                self.agreed = REASONS[int(number) - 1]
+                return self.agreed
+            self._calls_left = self._asked_calls = max(0, min(int(_EVERY_S / max(seconds_per_call, 1e-9)), _MOST_CALLS))
+            if self._calls_left:
+                self._calls_left -= 1
+                return None
+        self._ask()
+        return None
+
+    def _ask(self) -> None:
+        now = time.perf_counter()
+        seconds_per_call = (now - self._asked_at) / max(self._asked_calls + 1, 1)
+        self._asked_at = now
+        reason = self.stop()
+        number = 0 if reason is None else REASONS.index(reason) + 1
+        self._answer = self.group.start_max(number, seconds_per_call)
