@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("train")
 @click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
-@click.option(
-    "--workers", metavar="N|MIN:MAX", help="Processes that train together; MIN:MAX: as many as there are."
-)
+@click.option("--workers", metavar="N|MIN:MAX", help="Processes that train together; MIN:MAX: as many as there are.")
 @click.option("--gpu", is_flag=True, help="A GPU for each worker, or an error; the same as cluster.gpus_per_worker=1.")
 @click.option(
     "--launcher",
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
     default="auto",
     help="Who starts the processes; auto: Ray for several workers or an address, else this process.",
 )
-@click.option(
-    "--address", metavar="ADDR", help="A Ray cluster: auto, HOST:PORT or ray://HOST:PORT."
-)
+@click.option("--address", metavar="ADDR", help="A Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
 @click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=0, metavar="S", help="Wait for a full cluster.")
 @click.option("--dashboard", is_flag=True, help="Start Ray's dashboard with a Ray of our own.")
 @click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")

@@ -1,5 +1,9 @@
 """scikit-learn's bundled digits: images without a download."""
 
+import gzip
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -10,9 +14,7 @@ from shoal.data.section import Digits
 
 def load_digits(section: Digits) -> Datasets:
     """1,797 images [1, 8, 8] with values in 0..1; `val_fraction` of them, always the same ones, for validation."""
-    from sklearn import datasets  # slow to import
-
-    pixels, digits = datasets.load_digits(return_X_y=True)
+    pixels, digits = _pixels_and_digits()
     images = torch.from_numpy((pixels / 16.0).astype(np.float32)).view(-1, 1, 8, 8)
     labels = torch.from_numpy(digits.astype(np.int64))
     num_val = min(max(round(len(images) * section.val_fraction), 1), len(images) - 1)
@@ -24,3 +26,17 @@ def load_digits(section: Digits) -> Datasets:
         val=MemoryDataset(images[val], labels[val]),
         spec=DataSpec(image_shape=(1, 8, 8), num_classes=10),
     )
+
+
+def _pixels_and_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Straight from the file that scikit-learn brings, because importing it takes longer than the rest of a start."""
+    package = importlib.util.find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if package is not None else None
+    if file is None or not file.is_file():  # should it ever be moved
+        from sklearn import datasets
+
+        pixels, digits = datasets.load_digits(return_X_y=True)
+        return pixels, digits
+    with gzip.open(file, "rt", encoding="utf-8") as rows:
+        table = np.loadtxt(rows, delimiter=",")
+    return table[:, :-1], table[:, -1]

@@ -12,7 +12,6 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ _STACKS_WITHIN_S = 2.0
 class Agent:
     """One worker's place. Methods may be called from several threads."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = dict(environment or {})
-        self._nursery = Nursery(self._environment)
+    def __init__(self, nursery: str) -> None:
+        self._nursery = Nursery(nursery)
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-agent-")
         self._messages: list[dict[str, Any]] = []
         self._news = threading.Condition()
@@ -53,14 +51,15 @@ class Agent:
     def start(self, job: dict[str, Any]) -> int:
         """Start a trainer; its pid. One that is left from before is ended first."""
         self.kill()
-        environment = network_environment(job["address"], job["environment"])
+        # All of this place's own, because the warm process may have been started by another: its GPU, above all.
+        environment = dict(os.environ) | network_environment(job["address"], job["environment"])
         job = job | {"stacks": str(Path(self._folder.name) / "stacks"), "environment": environment}
         is_first = job["meeting"]["rank"] == 0
         try:
             self._trainer = _Trainer(self, self._nursery, job, self._listening if is_first else None)
         except (ConnectionError, BrokenPipeError):  # the warm process was killed
             self._nursery.close()
-            self._nursery = Nursery(self._environment)
+            self._nursery = Nursery(self._nursery.name)
             self._trainer = _Trainer(self, self._nursery, job, self._listening if is_first else None)
         finally:
             self._close_port()

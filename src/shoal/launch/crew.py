@@ -4,6 +4,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from shoal.launch.agent import Agent
+from shoal.launch.nursery import new_nursery_name
 
 LOOPBACK = "127.0.0.1"
 
@@ -56,10 +57,10 @@ class Crew(Protocol):
 class LocalMember:
     """A worker's place on this machine."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, nursery: str, executor: ThreadPoolExecutor) -> None:
         self.node = "here"
         self.address = LOOPBACK
-        self._agent = Agent()
+        self._agent = Agent(nursery)
         self._executor = executor
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
@@ -72,7 +73,8 @@ class LocalCrew:
 
     def __init__(self, workers: int) -> None:
         self._executor = ThreadPoolExecutor(max_workers=4 * workers, thread_name_prefix="crew")
-        self._members = [LocalMember(self._executor) for _ in range(workers)]
+        self._nursery = new_nursery_name()
+        self._members = [LocalMember(self._nursery, self._executor) for _ in range(workers)]
 
     def members(self) -> list[Member]:
         """All of them, always."""
@@ -88,7 +90,9 @@ class LocalCrew:
 
     def drop(self, member: Member) -> None:
         """A new place instead."""
-        self._members = [LocalMember(self._executor) if other is member else other for other in self._members]
+        self._members = [
+            LocalMember(self._nursery, self._executor) if other is member else other for other in self._members
+        ]
 
     def obstacle(self) -> str | None:
         """Nothing."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.core.errors import UserError
 from shoal.launch.local import threads_of
+from shoal.launch.nursery import Nursery, new_nursery_name
 from shoal.launch.policy import Size
 from shoal.launch.run import Launch, Prepared
 from shoal.launch.sizes import usable_cores
@@ -20,13 +21,19 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     cluster = prepared.loaded.recipe.cluster
     size = Size(cluster.min_workers or cluster.workers, cluster.workers)
     is_own = how.address is None
-    with connected(prepared, how) as ray:
+    nursery = new_nursery_name()
+    # On this machine already now: torch is imported while Ray starts.
+    warm = Nursery(nursery) if how.address in (None, "auto") else None
+    with contextlib.ExitStack() as stack:
+        if warm is not None:
+            stack.callback(warm.close)
+        ray = stack.enter_context(connected(prepared, how))
         cpus = cluster.cpus_per_worker or (threads_of(prepared) if is_own else 1)
         threads = cluster.threads_per_worker or cpus
         gpus = cluster.gpus_per_worker
         if gpus is None:  # GPUs where the cluster has enough of them
             gpus = int(ray.cluster_resources().get("GPU", 0) >= size.least)
-        crew = RayCrew(size, {"CPU": float(cpus), "GPU": float(gpus)})
+        crew = RayCrew(size, {"CPU": float(cpus), "GPU": float(gpus)}, nursery)
         try:
             if url := dashboard_url(ray):
                 how.console.event("dashboard", {"url": url})
@@ -38,24 +45,32 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
 @contextlib.contextmanager
 def connected(prepared: Prepared, how: Launch) -> Iterator[Any]:
     """Ray, connected to the cluster that was asked for; what was started or connected here ends with it."""
+    # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
+    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if how.address is None else {}
+    with _environment(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0", **own):
+        ray, is_ours = _ray(prepared, how)
+    try:
+        yield ray
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _ray(prepared: Prepared, how: Launch) -> tuple[Any, bool]:
+    """Ray, and whether it was started or connected here."""
     try:
         import ray
     except ImportError as error:
         raise UserError(f"--launcher: ray needs Ray: pip install 'ray[default]' ({error})") from error
 
     if ray.is_initialized():  # by the program that calls Shoal, whose business it stays
-        yield ray
-        return
+        return ray, False
     quiet = {"log_to_driver": how.verbose, "logging_level": "INFO" if how.verbose else "CRITICAL"}
-    with _environment(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"):
-        if how.address is None:
-            _start(ray, prepared, how.dashboard, quiet)
-        else:
-            _connect(ray, how.address, quiet)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    if how.address is None:
+        _start(ray, prepared, how.dashboard, quiet)
+    else:
+        _connect(ray, how.address, quiet)
+    return ray, True
 
 
 def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any]) -> None:

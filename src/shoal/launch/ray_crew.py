@@ -72,8 +72,9 @@ class RayMember:
 class RayCrew:
     """Workers on a Ray cluster."""
 
-    def __init__(self, size: Size, resources: dict[str, float]) -> None:
+    def __init__(self, size: Size, resources: dict[str, float], nursery: str) -> None:
         self._size = size
+        self._nursery = nursery
         self._resources = {name: amount for name, amount in resources.items() if amount}
         self._group = placement_group([self._resources] * size.least, strategy="PACK")
         self._members = [self._ask(i if i < size.least else None) for i in range(size.most)]
@@ -92,7 +93,7 @@ class RayCrew:
             max_restarts=0,
             scheduling_strategy=strategy,
         )
-        return RayMember(remote.remote(), bundle)
+        return RayMember(remote.remote(self._nursery), bundle)
 
     def members(self) -> list[Member]:
         """Those whose actor runs, on machines that stay."""

@@ -98,6 +98,7 @@ class _Stop:
 def run_trainer(job: dict[str, Any], descriptor: int, others: list[int]) -> int:
     """Run the worker that `job` describes and tell the agent how it ended."""
     channel = Channel(descriptor)
+    os.environ.clear()
     os.environ.update(job["environment"])
     stacks = open(job["stacks"], "w", encoding="utf-8")  # noqa: SIM115, PTH123 - open as long as the process
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
