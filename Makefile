@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .PHONY: train test test-all check install format schema clean
 
 train: $(VENV)/.base
-	$(BIN)/shoal train
+	$(BIN)/shoal train --workers 2
 
 test: check
 	$(BIN)/python -m coverage erase

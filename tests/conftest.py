@@ -14,12 +14,13 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from shoal.launch.api import train
+from tests.many import Ranks
 
 settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("shoal")
 
-_OTHERS = ("PYTEST_CURRENT_TEST", "CUBLAS_", "KMP_", "TORCH", "_TORCH", "TRITON")
-"""Variables that pytest, torch and scikit-learn set for themselves."""
+_OTHERS = ("PYTEST_CURRENT_TEST", "CUBLAS_", "KMP_", "TORCH", "_TORCH", "TRITON", "RAY_CLIENT_MODE")
+"""Variables that pytest, torch, scikit-learn and Ray set for themselves."""
 
 
 def environment() -> dict[str, str]:
@@ -71,6 +72,15 @@ def train_here(here: Path) -> Callable[..., dict[str, Any]]:
         return train(*args, overrides=overrides, progress="silent", **kwargs)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], Ranks]]:
+    """`ranks(N)`: N worker processes that are joined for the whole session."""
+    made: dict[int, Ranks] = {}
+    yield lambda world_size: made.setdefault(world_size, Ranks(world_size))
+    for processes in made.values():
+        processes.close()
 
 
 @pytest.fixture(scope="session")

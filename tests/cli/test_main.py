@@ -11,7 +11,7 @@ from shoal.cli.main import main, run
 from shoal.core.version import VERSION
 from tests.tiny import own_recipe, write_own_task, write_tiny
 
-COMMANDS = ("train", "runs", "checkpoints", "bench", "completion")
+COMMANDS = ("train", "submit", "runs", "checkpoints", "drill", "bench", "completion")
 SHOAL = Path(sys.executable).with_name("shoal")
 Capture = pytest.CaptureFixture[str]
 
@@ -53,7 +53,7 @@ def test_without_a_command_the_help_is_shown(capfd: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("trian", "No such command; allowed: bench, checkpoints, completion, runs, train; did you mean train?"),
+        ("trian", f"No such command; allowed: {', '.join(sorted(COMMANDS))}; did you mean train?"),
         ("train --nonsense", "No such option"),
         ("train --launcher slurm", "'slurm' is not one of"),
         ("runs show", "Missing argument 'RUN'"),

@@ -58,11 +58,11 @@ def test_runs_are_listed_one_a_line_oldest_first(there: Path, arguments: list[st
     assert run(arguments) == 0
     out, err = capfd.readouterr()
     header, *rows = out.splitlines()
-    assert header.split() == ["run", "status", "step", "metrics", "started"] and err == ""
-    assert [row.split()[:3] for row in rows] == [
-        ["tiny-20260101-aaaa", "done", "12"],
-        ["tiny-20260102-bbbb", "done", "8"],
-        ["wild-20260103-cccc", "failed", rows[2].split()[2]],
+    assert header.split() == ["run", "status", "step", "workers", "restarts", "metrics", "started"] and err == ""
+    assert [row.split()[:5] for row in rows] == [
+        ["tiny-20260101-aaaa", "done", "12", "1", "0"],
+        ["tiny-20260102-bbbb", "done", "8", "1", "0"],
+        ["wild-20260103-cccc", "failed", rows[2].split()[2], "1", "0"],
     ]
     metrics = summary_of(Path("runs/tiny-20260101-aaaa"))["metrics"]
     assert f"train_loss {metrics['train_loss']:.4f}  val_accuracy {metrics['val_accuracy']:.2%}" in rows[0]
@@ -88,6 +88,34 @@ def test_runs_are_listed_as_one_json_object_each(there: Path, capfd: Capture) ->
 def test_runs_elsewhere_are_listed_by_their_root(two_runs: Path, here: Path, capfd: Capture) -> None:
     assert run(["runs", "list", "--root", str(two_runs / "runs")]) == 0
     assert len(capfd.readouterr().out.splitlines()) == 4
+
+
+def test_runs_elsewhere_are_shown_and_compared_by_their_root(two_runs: Path, here: Path, capfd: Capture) -> None:
+    root = ["--root", str(two_runs / "runs")]
+    assert run(["runs", "show", "tiny-20260101", *root]) == 0
+    assert capfd.readouterr().out.startswith(f"{two_runs}/runs/tiny-20260101-aaaa  done, step 12, ")
+    assert run(["runs", "compare", "tiny-20260101", "tiny-20260102", *root, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["recipe"]["optim.lr"] == [0.01, 0.05]
+    assert run(["runs", "show", "zzzz", *root]) == 2
+    assert f"see shoal runs list --root {two_runs}/runs for the 3 in" in capfd.readouterr().err
+
+
+def test_workers_and_restarts_are_told_everywhere(copy: Path, capfd: Capture) -> None:
+    events = [json.loads(line) for line in (copy / "events.jsonl").read_text().splitlines()]
+    start = next(event for event in events if event["event"] == "start")
+    restart = {"time": start["time"], "event": "restart", "restarts": 1, "from_step": None}
+    events[2:2] = [restart, start | {"world_size": 3}]
+    (copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert run(["runs", "list"]) == 0
+    assert capfd.readouterr().out.splitlines()[1].split()[:5] == [copy.name, "done", "12", "3", "1"]
+    assert run(["runs", "show", copy.name]) == 0
+    assert "\n3 workers, 1 restart, last written " in capfd.readouterr().out
+    assert run(["runs", "compare", copy.name, copy.name]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capfd.readouterr().out.splitlines()[1:]}
+    assert (rows["workers"], rows["restarts"]) == (["3", "3"], ["1", "1"])
+    assert run(["runs", "show", copy.name, "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert (shown["workers"], shown["restarts"]) == (3, 1) and abs(shown["written"] - time.time()) < 600
 
 
 def test_where_nothing_has_run_that_is_said_on_stderr(here: Path, capfd: Capture) -> None:

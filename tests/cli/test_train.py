@@ -64,7 +64,7 @@ def test_a_run_leaves_its_recipe_metrics_events_checkpoints_and_summary(tiny: st
         *[(1, False), (2, False), (4, False), (6, False), (6, True), (8, False), (10, False), (12, False), (12, True)]
     ]
     for report in reports:
-        assert set(report) == {"step", "epoch", "metrics", "seconds"}
+        assert set(report) == {"step", "epoch", "samples", "metrics", "seconds"}
         assert report["epoch"] == round(report["step"] / 6, 6)
         assert report["seconds"] and all(value > 0 for value in report["seconds"].values())
     training = [report["metrics"] for report in reports if "train_loss" in report["metrics"]]
@@ -72,7 +72,7 @@ def test_a_run_leaves_its_recipe_metrics_events_checkpoints_and_summary(tiny: st
 
     # events.jsonl: what happened, when, and who worked
     events = read_events(out)
-    assert [event["event"] for event in events] == ["start", "workers", "save", "save", "save", "done"]
+    assert [event["event"] for event in events] == [*("start", "workers", "first_step", "save", "save", "save", "done")]
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
     (worker,) = events[1]["workers"]
     assert worker.keys() >= {"rank", "pid", "host", "device"}

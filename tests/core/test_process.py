@@ -25,5 +25,8 @@ def test_a_gpu_that_is_not_there_is_an_error_that_says_what_to_do() -> None:
 
 
 @pytest.mark.skipif(not has_gpu, reason="this machine has no GPU")
-def test_each_local_rank_takes_its_own_gpu() -> None:
-    assert choose_device(1, local_rank=2) == torch.device("cuda", 2)
+def test_each_local_rank_takes_its_own_gpu_and_one_too_many_is_told() -> None:
+    count = torch.cuda.device_count()
+    assert choose_device(1, local_rank=count - 1) == torch.device("cuda", count - 1)
+    with pytest.raises(UserError, match=rf"^cluster.workers: worker {count + 1} of this machine .*sees {count}; start"):
+        choose_device(1, local_rank=count)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.storage import read_json_lines, to_json_line, write_atomically
+from shoal.core.storage import expand_home, read_json_lines, to_json_line, write_atomically
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -16,6 +16,11 @@ json_values = st.recursive(
     max_leaves=10,
 )
 records = st.dictionaries(st.text(), json_values, max_size=4)
+
+
+def test_the_home_of_nobody_is_a_path_like_any_other() -> None:
+    assert expand_home("~/data") == Path.home() / "data"
+    assert expand_home("~0/data") == Path("~0/data") and expand_home(Path("a")) == Path("a")
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:

@@ -63,19 +63,34 @@ def test_every_sample_once_an_epoch_over_all_workers(size, accumulation, micro_b
     order = Order(size, global_batch, seed=1)
     seen = Counter()
     num_steps = epochs * order.steps_per_epoch
-    for rank in range(world_size):
-        dataset = Recording(size)
-        steps = list(
-            train_batches(dataset, order, 0, num_steps, rank=rank, world_size=world_size, micro_batch=micro_batch)
+    ranks = [
+        list(
+            train_batches(
+                Recording(size), order, 0, num_steps, rank=rank, world_size=world_size, micro_batch=micro_batch
+            )
         )
-        assert len(steps) == num_steps
-        seen.update(dataset.asked)
-        for number, step in enumerate(steps):
-            start, end = order.bounds(number)
-            assert step.num_samples == end - start
-            assert all(len(micro.data[0]) == micro.num_samples for micro in step.microbatches)
-            assert all(micro.data[1] == order.epoch_of(number) for micro in step.microbatches)
-    assert seen == Counter(dict.fromkeys(range(size), epochs))
+        for rank in range(world_size)
+    ]
+    for number, parts in enumerate(zip(*ranks, strict=True)):
+        start, end = order.bounds(number)
+        positions = order.permutation(order.epoch_of(number))[start:end].tolist()
+        counted = [[micro for micro in part.microbatches if micro.num_samples] for part in parts]
+        taken = [index for micros in counted for micro in micros for index in micro.data[0].tolist()]
+        assert taken == positions, "in the order of the ranks, whatever their number"
+        seen.update(taken)
+        shares = [sum(micro.num_samples for micro in micros) for micros in counted]
+        assert shares[0] == max(shares) <= min(shares) + 1
+        assert len(counted[0]) == len(parts[0].microbatches), (
+            "the first worker, whose statistics count, computes them all"
+        )
+        for part in parts:
+            assert part.num_samples == end - start
+            assert len(part.microbatches) == len(parts[0].microbatches), "collectives need as many from everybody"
+            assert all(micro.data[1] == order.epoch_of(number) for micro in part.microbatches)
+            assert all(0 < len(micro.data[0]) <= micro_batch for micro in part.microbatches if micro.num_samples)
+            for stand_in in (micro for micro in part.microbatches if not micro.num_samples):
+                assert stand_in.data[0].tolist() == positions[:2]
+    assert len(ranks[0]) == num_steps and seen == Counter(dict.fromkeys(range(size), epochs))
 
 
 @given(size=st.integers(1, 50), global_batch=st.integers(1, 12), start=st.integers(0, 40))
@@ -139,12 +154,15 @@ def test_loader_workers_are_not_in_the_process_group_that_signals_go_to():
 
 @given(size=st.integers(1, 100), batch=st.integers(1, 40), world_size=st.integers(1, 5))
 def test_evaluation_takes_every_sample_once(size, batch, world_size):
-    seen = []
-    for rank in range(world_size):
-        for micro in evaluation_batches(Recording(size), rank=rank, world_size=world_size, batch=batch):
-            assert micro.num_samples == len(micro.data[0]) <= batch
-            seen += micro.data[0].tolist()
-    assert seen == list(range(size))
+    parts = [
+        list(evaluation_batches(Recording(size), rank=rank, world_size=world_size, batch=batch))
+        for rank in range(world_size)
+    ]
+    assert len({len(part) for part in parts}) == 1, "collectives need as many from everybody"
+    counted = [micro for part in parts for micro in part if micro.num_samples]
+    assert all(micro.num_samples == len(micro.data[0]) <= batch for micro in counted)
+    assert [index for micro in counted for index in micro.data[0].tolist()] == list(range(size))
+    assert all(len(micro.data[0]) in (1, 2) for part in parts for micro in part if not micro.num_samples)
 
 
 def test_a_dataset_may_bring_its_own_collate():

@@ -1,6 +1,7 @@
 """`shoal.train(...)`: the same as the command, from Python."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def test_progress_goes_to_stderr_unless_silent(here: Path, capfd: pytest.Capture
         ({"recipe": TINY, "resume": "x"}, "leave out the recipe"),
         ({"resume": "x"}, "not found"),
         ({"recipe": TINY, "progress": "quiet"}, "progress: 'quiet'"),
+        ({"recipe": TINY, "launcher": "rey"}, "launcher: 'rey' is not allowed; .*did you mean ray"),
+        ({"recipe": TINY, "launcher": "local", "address": "auto"}, "--address: is for Ray"),
     ],
 )
 def test_wrong_input_raises_and_writes_nothing(here: Path, arguments: dict[str, Any], says: str) -> None:
@@ -108,6 +111,16 @@ def test_an_interruption_returns_a_summary_and_the_run_can_go_on(train_here: Tra
     final = train_here(resume=Path("out"))
     assert (final["status"], final["step"], final["resumed_from_step"]) == ("done", 8, 5)
     assert final["weights_sha256"] == reference["weights_sha256"] and final["metrics"] == reference["metrics"]
+
+
+def test_several_workers_are_a_field_of_the_recipe(train_here: Train) -> None:
+    overrides = {"cluster.workers": 2, "data.workers": 1}
+    summary = train_here(TINY, overrides=overrides, run_dir="out", launcher="local")
+    assert summary["status"] == "done" and summary["world_size"] == 2 and summary["step"] == 12
+    assert summary == json.loads(Path("out/summary.json").read_text())
+    (workers,) = [event["workers"] for event in read_events(Path("out")) if event["event"] == "workers"]
+    assert [worker["rank"] for worker in workers] == [0, 1]
+    assert len({worker["pid"] for worker in workers} | {os.getpid()}) == 3, "each in a process of its own"
 
 
 def test_the_working_directory_of_the_caller_is_not_changed(train_here: Train, here: Path) -> None:

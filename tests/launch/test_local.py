@@ -22,6 +22,12 @@ def test_the_worker_runs_in_this_very_process(here: Path) -> None:
     assert worker["host"] == socket.gethostname() and worker["device"] == "cpu" and worker["threads"] == 1
 
 
+def test_a_single_worker_may_be_data_parallel_by_itself(here: Path) -> None:
+    plain = run_here(prepare([TINY], run_dir="plain"), Launch(SilentConsole()))
+    alone = run_here(prepare([TINY], {"parallel.strategy": "ddp"}, run_dir="ddp"), Launch(SilentConsole()))
+    assert alone["weights_sha256"] == plain["weights_sha256"] and alone["metrics"] == plain["metrics"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_told_before_anything_is_written(here: Path) -> None:
     prepared = prepare([TINY], {"cluster.gpus_per_worker": 1}, run_dir="run")

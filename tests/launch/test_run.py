@@ -214,7 +214,7 @@ def test_every_start_is_told_with_its_workers(done: Path) -> None:
     events = read_events(done)
     names = [event["event"] for event in events]
     assert names.count("start") == names.count("workers") == 2
-    assert names[names.index("resume") :] == ["resume", "start", "workers", "save", "done"]
+    assert names[names.index("resume") :] == ["resume", "start", "workers", "first_step", "save", "done"]
 
 
 def test_a_run_that_is_done_goes_on_only_with_more_to_do(here: Path) -> None:

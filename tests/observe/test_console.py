@@ -24,6 +24,7 @@ from tests.terminal import terminal
 
 START: dict[str, Any] = {
     "run": "tiny-1",
+    "world_size": 1,
     "parameters": 12345,
     "device": "cpu",
     "train_samples": 96,
@@ -74,6 +75,11 @@ def test_metrics_are_described_in_the_order_asked_for() -> None:
     ("name", "fields", "line"),
     [
         ("start", START, "tiny-1: 12,345 parameters on cpu, 96 samples, 40 steps of 16"),
+        (
+            "start",
+            START | {"world_size": 3},
+            "tiny-1: 12,345 parameters on 3 workers, cpu, 96 samples, 40 steps of 16",
+        ),
         ("resume", {"step": 5, "path": "x"}, "resuming from step 5"),
         (
             "checkpoint_rejected",
@@ -86,7 +92,18 @@ def test_metrics_are_described_in_the_order_asked_for() -> None:
             {"step": 9, "metric": "val_loss", "best": 0.5},
             "stopping early at step 9: val_loss has not improved on 0.5000",
         ),
+        ("print", {"rank": 1, "line": "a {brace}"}, "[rank 1] a {brace}"),
+        ("waiting", {"for": "2 workers", "seconds_left": 9}, "waiting for 2 workers (9 s left)"),
+        ("failure", {"rank": 1, "node": "b", "kind": "died", "message": "was killed"}, "worker 1: was killed"),
+        ("restart", {"restarts": 2, "from_step": 4}, "starting again (restart 2)"),
+        ("resize", {"from": 2, "to": 1}, "going on with 1 workers instead of 2"),
+        (
+            "hang",
+            {"ranks": [0, 1], "timeout_s": 30.0, "stacks": {}},
+            "workers [0, 1] made no progress for 30 s; their stacks are in events.jsonl",
+        ),
         ("save", {"step": 5}, None),
+        ("first_step", {"step": 1}, None),
         ("workers", {"workers": []}, None),
         ("unheard_of", {}, None),
     ],
@@ -150,7 +167,7 @@ def test_json_lines_all_parse_and_hold_what_the_files_hold() -> None:
     first, second = map(json.loads, stream.getvalue().splitlines())
     assert first.pop("time") > 0 and first == {"event": "start", **START}
     assert second.pop("time") > 0
-    assert second == {"event": "report", "step": 3, "epoch": 0.5, "metrics": {"train_loss": None}, "seconds": {}}
+    assert second == {"event": "report", **report(3, train_loss=math.inf).to_record(), "metrics": {"train_loss": None}}
 
 
 def test_silence_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +212,21 @@ def test_a_bar_of_a_resumed_run_begins_where_it_was() -> None:
         words = plain(screen.close())
     assert "resuming from step 30" in words
     assert re.search(r"step +30/40", words) and not re.search(r"step +0/40", words)
+
+
+def test_a_bar_stays_one_bar_when_the_workers_are_started_again() -> None:
+    with terminal() as screen:
+        with screen.stream() as stream:
+            console = make_console("auto", stream)
+            console.event("start", START)
+            console.report(report(20, train_loss=0.125))
+            console.event("restart", {"restarts": 1})
+            console.event("start", START | {"step": 10})
+            console.report(report(40, train_loss=0.0625))
+            console.close()
+        shown, _, last = plain(screen.close()).partition("40/40")
+    assert "20/40" in shown and "10/40" in shown
+    assert "40/40" in last and "20/40" not in last, "the bar of the first start is gone"
 
 
 def test_the_bar_is_drawn_a_few_times_a_second_not_every_step() -> None:

@@ -17,11 +17,12 @@ class Notes:
         self.book.append((self.name, step))
 
 
-def test_a_report_is_written_as_step_epoch_metrics_and_seconds() -> None:
-    report = Report(7, 1 / 3, {"train_loss": 0.5}, {"data": 0.1})
+def test_a_report_is_written_as_step_epoch_samples_metrics_and_seconds() -> None:
+    report = Report(7, 1 / 3, {"train_loss": 0.5}, {"data": 0.1}, 448)
     assert report.to_record() == {
         "step": 7,
         "epoch": 0.333333,
+        "samples": 448,
         "metrics": {"train_loss": 0.5},
         "seconds": {"data": 0.1},
     }

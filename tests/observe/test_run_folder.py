@@ -1,7 +1,9 @@
+import fcntl
 import json
 import math
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from shoal.core.errors import UserError
 from shoal.observe.records import Report
-from shoal.observe.run_folder import RunFolder
+from shoal.observe.run_folder import RunFolder, append_event
 from shoal.observe.runs import is_locked
 
 HOLD = """
@@ -24,7 +26,7 @@ time.sleep(60)
 
 
 def report(step: int, loss: float = 0.5) -> Report:
-    return Report(step, step / 10, {"train_loss": loss}, {"data": 0.1})
+    return Report(step, step / 10, {"train_loss": loss}, {"data": 0.1}, samples=8 * step)
 
 
 def lines(file: Path) -> list[dict[str, object]]:
@@ -48,14 +50,16 @@ def test_a_folder_and_its_files_are_made(tmp_path: Path) -> None:
     folder.report(report(1))
     folder.report(report(2, math.nan))
     folder.tick(3)
+    folder.tick(4)
     folder.write_recipe("name: x\n")
     # Read while the run goes on: what was reported is there at once.
     assert lines(path / "metrics.jsonl") == [
-        {"step": 1, "epoch": 0.1, "metrics": {"train_loss": 0.5}, "seconds": {"data": 0.1}},
-        {"step": 2, "epoch": 0.2, "metrics": {"train_loss": None}, "seconds": {"data": 0.1}},
+        {"step": 1, "epoch": 0.1, "samples": 8, "metrics": {"train_loss": 0.5}, "seconds": {"data": 0.1}},
+        {"step": 2, "epoch": 0.2, "samples": 16, "metrics": {"train_loss": None}, "seconds": {"data": 0.1}},
     ]
-    (event,) = lines(path / "events.jsonl")
+    event, first_step = lines(path / "events.jsonl")
     assert event["event"] == "start" and event["step"] == 0
+    assert first_step["event"] == "first_step" and first_step["step"] == 3
     assert before <= float(str(event["time"])) <= time.time()
     assert (path / "recipe.yaml").read_text() == "name: x\n"
     folder.write_summary({"run": "x", "metrics": {"loss": math.inf, "accuracy": 0.5}})
@@ -116,9 +120,6 @@ def test_one_process_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
 
 
 def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
-    import fcntl
-    import threading
-
     (tmp_path / ".lock").touch()
     with (tmp_path / ".lock").open("r+") as looking:
         fcntl.flock(looking, fcntl.LOCK_EX)
@@ -126,6 +127,41 @@ def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path: Path) ->
         folder = RunFolder(tmp_path)
         folder.open(None)
         folder.close()
+
+
+def test_who_takes_over_a_run_may_wait_for_the_one_before_to_end(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    killer = threading.Timer(1.0, holder.kill)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        folder = RunFolder(tmp_path)
+        with pytest.raises(UserError, match="is being trained by another process"):
+            folder.lock(wait_s=0.0)
+        killer.start()
+        folder.lock(wait_s=60.0)
+        folder.lock()
+        folder.close()
+    finally:
+        killer.cancel()
+        holder.kill()
+        holder.communicate()
+
+
+def test_events_of_the_launcher_and_of_the_first_worker_stay_whole_lines(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+
+    def write(who: int) -> None:
+        with file.open("a", encoding="utf-8") as stream:
+            for number in range(50):
+                append_event(stream, "hang", {"who": who, "number": number, "stacks": "x" * 20_000})
+
+    writers = [threading.Thread(target=write, args=(who,)) for who in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    written = lines(file)
+    assert sorted((event["who"], event["number"]) for event in written) == [(w, n) for w in range(4) for n in range(50)]
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])

@@ -1,7 +1,9 @@
 """Reading runs back, whole and broken."""
 
 import json
+import os
 import shutil
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from shoal.observe.runs import (
     curves,
     differing_fields,
     find_run,
+    is_at_work,
     list_runs,
     read_events,
     read_metrics,
@@ -94,6 +97,85 @@ def test_a_run_whose_folder_is_locked_is_running(tmp_path: Path) -> None:
     assert read_run(path).status == "running"
     folder.close()
     assert read_run(path).status == "stopped"
+
+
+HERE = [{"event": "start", "time": 1}, {"event": "workers", "workers": [{"rank": 0, "host": socket.gethostname()}]}]
+ELSEWHERE = [{"event": "start", "time": 1}, {"event": "workers", "workers": [{"rank": 0, "host": "another-machine"}]}]
+RESTART = [{"event": "restart", "restarts": 1}]
+
+
+@pytest.mark.parametrize(
+    ("lock", "events", "silent_s", "is_running"),
+    [
+        # a lock that is held is beyond doubt
+        (True, HERE, 9e9, True),
+        (True, ELSEWHERE, 9e9, True),
+        # one that is free is so for workers on this machine
+        (False, HERE, 1, False),
+        (False, [], 1, False),
+        # else it goes by what was written, and when
+        (False, ELSEWHERE, 1, True),
+        (False, ELSEWHERE, 59, True),
+        (False, ELSEWHERE, 61, False),
+        (False, ELSEWHERE, -30, True),  # the other machine's clock is ahead
+        (None, HERE, 1, True),
+        (None, HERE, 61, False),
+        # between two starts nobody holds it
+        (False, HERE + RESTART, 1, True),
+        (False, HERE + RESTART, 61, False),
+    ],
+)
+def test_who_is_at_work_is_judged_by_the_lock_and_else_by_what_was_written(
+    lock: bool | None, events: list[dict[str, Any]], silent_s: float, is_running: bool
+) -> None:
+    assert is_at_work(lock, events, silent_s, pause_s=60) is is_running
+
+
+@pytest.mark.parametrize(
+    ("host", "more", "report_s", "silent_s", "status"),
+    [
+        (socket.gethostname(), [], 1, 5, "stopped"),
+        ("another-machine", [], 1, 5, "running"),
+        ("another-machine", [], 1, 100, "stopped"),
+        ("another-machine", [], 40, 100, "running"),  # it reports so rarely
+        ("another-machine", [], 40, 130, "stopped"),
+        (socket.gethostname(), ["failure"], 1, 100, "running"),  # it waits for machines
+        (socket.gethostname(), ["failure"], 1, 310, "stopped"),
+        ("another-machine", ["done"], 1, 5, "done"),
+    ],
+)
+def test_a_run_on_shared_storage_runs_as_long_as_it_writes(
+    tmp_path: Path, host: str, more: list[str], report_s: float, silent_s: float, status: str
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".lock").write_text("")
+    (path / "recipe.yaml").write_text("name: made\nfailures: {machine_timeout_s: 300}\n")
+    workers = {"event": "workers", "workers": [{"rank": 0, "host": host}, {"rank": 1, "host": "third"}]}
+    events = [{"event": "start", "world_size": 2}, workers, *({"event": name} for name in more)]
+    (path / "events.jsonl").write_text("".join(json.dumps({"time": 100.0} | event) + "\n" for event in events))
+    report = {
+        "step": 3,
+        "epoch": 0,
+        "metrics": {"train_loss": 1.0},
+        "seconds": {"data": report_s / 4, "step": report_s * 0.75},
+    }
+    (path / "metrics.jsonl").write_text(json.dumps(report) + "\n")
+    then = time.time() - silent_s
+    for file in (path / "events.jsonl", path / "metrics.jsonl", path):
+        os.utime(file, (then, then))
+    run = read_run(path)
+    assert (run.status, run.workers, run.restarts) == (status, 2, 0)
+    assert abs(run.written - then) < 1
+
+
+def test_where_the_lock_cannot_be_asked_what_was_written_tells(copy: Path) -> None:
+    events = [line for line in (copy / "events.jsonl").read_text().splitlines() if json.loads(line)["event"] != "done"]
+    (copy / "events.jsonl").write_text("\n".join(events) + "\n")
+    assert read_run(copy).status == "stopped"
+    (copy / ".lock").unlink()
+    (copy / ".lock").mkdir()  # as little to be locked as a file on some file systems
+    assert read_run(copy).status == "running"
 
 
 def test_runs_are_listed_oldest_first_and_other_folders_left_out(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_any_override_is_taken_or_refused_in_words(key: str, value: str) -> None
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(tree=mutated(), word=st.text(max_size=10))
+@example(tree=VALID["cifar10_vit"], word="~0")
 def test_the_command_ends_with_0_or_2_and_never_a_traceback(
     tree: dict[str, Any], word: str, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,9 +83,11 @@ def test_an_error_shows_the_reference_and_not_the_secret(override: str, monkeypa
     assert "hunter2" not in str(caught.value)
 
 
-def test_micro_batch_follows_from_the_global_batch():
-    assert load_recipe(["digits"]).recipe.micro_batch == 64
-    assert load_recipe(["digits"], ["train.micro_batch=16"]).recipe.micro_batch == 16
+def test_micro_batch_follows_from_the_global_batch_and_the_workers():
+    recipe = load_recipe(["digits"]).recipe
+    assert [recipe.micro_batch(world_size) for world_size in (1, 2, 3, 64)] == [64, 32, 22, 1]
+    fixed = load_recipe(["digits"], ["train.micro_batch=16"]).recipe
+    assert [fixed.micro_batch(world_size) for world_size in (1, 2, 3)] == [16, 16, 16]
 
 
 def test_a_run_of_several_files_is_named_by_the_first_unless_one_says_otherwise(here: Path):

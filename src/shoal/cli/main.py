@@ -14,8 +14,10 @@ from shoal.core.version import VERSION
 
 _COMMANDS = {
     "train": "Train a recipe.",
+    "submit": "Train a recipe on a Ray cluster, as a job.",
     "runs": "What has run here: list, show, compare.",
     "checkpoints": "The checkpoints of a run.",
+    "drill": "Break a real run on purpose; pass only if nothing was lost.",
     "bench": "Measure Shoal against hand-written code.",
     "completion": "Print a shell completion script.",
 }

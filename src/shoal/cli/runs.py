@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -10,11 +9,12 @@ from rich.table import Table
 
 from shoal.cli.completing import complete_run
 from shoal.core.errors import UserError
-from shoal.core.storage import to_json_line
+from shoal.core.storage import expand_home, to_json_line
 from shoal.observe.console import format_metric
 from shoal.observe.runs import Run, age, curves, differing_fields, find_run, list_runs, read_events, read_run
 
 _SPARKS = "▁▂▃▄▅▆▇█"
+_ROOT = click.option("--root", default="runs", metavar="DIR", help="Where runs are (default: runs).")
 
 
 @click.group("runs", invoke_without_command=True)
@@ -26,39 +26,45 @@ def command(context: click.Context) -> None:
 
 
 @command.command("list")
-@click.option("--root", default="runs", metavar="DIR", help="Where runs are (default: runs).")
+@_ROOT
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a run.")
 def list_command(root: str = "runs", as_json: bool = False) -> int:
     """One line a run, oldest first."""
-    runs = list_runs(Path(root))
+    folder = expand_home(root)
+    runs = list_runs(folder)
     if as_json:
         for run in runs:
             click.echo(to_json_line(_as_json(run)))
         return 0
     if not runs:
-        click.echo(f"no runs in {Path(root).resolve()}; start one with: shoal train", err=True)
+        click.echo(f"no runs in {folder.resolve()}; start one with: shoal train", err=True)
         return 0
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "status", "step", "metrics", "started"):
+    for column in ("run", "status", "step", "workers", "restarts", "metrics", "started"):
         table.add_column(column, no_wrap=column == "run", overflow="fold")
     for run in runs:
-        table.add_row(run.name, run.status, f"{run.step:,}", _main_metrics(run), age(run.started))
+        counts = (f"{run.step:,}", str(run.workers), str(run.restarts))
+        table.add_row(run.name, run.status, *counts, _main_metrics(run), age(run.started))
     _console().print(table)
     return 0
 
 
 @command.command("show")
 @click.argument("name", metavar="RUN", shell_complete=complete_run)
+@_ROOT
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def show_command(name: str, as_json: bool) -> int:
+def show_command(name: str, root: str, as_json: bool) -> int:
     """One run: status, metrics with their curves, events."""
-    run = read_run(find_run(name))
+    run = read_run(find_run(name, expand_home(root)))
     if as_json:
         click.echo(to_json_line(_as_json(run)))
         return 0
     console = _console()
     console.print(
         f"{run.path}  {run.status}, step {run.step:,}, started {time.strftime('%F %T', time.localtime(run.started))}"
+    )
+    console.print(
+        f"{_count(run.workers, 'worker')}, {_count(run.restarts, 'restart')}, last written {age(run.written)}"
     )
     if "verdict" in run.summary:
         console.print(run.summary["verdict"])
@@ -81,12 +87,13 @@ def show_command(name: str, as_json: bool) -> int:
 
 @command.command("compare")
 @click.argument("names", nargs=-1, required=True, metavar="RUN RUN ...", shell_complete=complete_run)
+@_ROOT
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def compare_command(names: tuple[str, ...], as_json: bool) -> int:
+def compare_command(names: tuple[str, ...], root: str, as_json: bool) -> int:
     """Runs side by side: what differs in their recipes, and their metrics with curves."""
     if len(names) < 2:
         raise UserError("runs compare: give at least two runs")
-    runs = [read_run(find_run(name)) for name in names]
+    runs = [read_run(find_run(name, expand_home(root))) for name in names]
     differing = differing_fields([run.recipe for run in runs])
     if as_json:
         click.echo(to_json_line({"runs": [_as_json(run) for run in runs], "recipe": differing}))
@@ -97,6 +104,8 @@ def compare_command(names: tuple[str, ...], as_json: bool) -> int:
         table.add_column(run.name, overflow="fold")
     table.add_row("status", *(run.status for run in runs))
     table.add_row("step", *(f"{run.step:,}" for run in runs))
+    table.add_row("workers", *(str(run.workers) for run in runs))
+    table.add_row("restarts", *(str(run.restarts) for run in runs))
     for field, values in differing.items():
         if field != "name":
             table.add_row(field, *(json.dumps(value) for value in values))
@@ -134,6 +143,10 @@ def _main_metrics(run: Run) -> str:
     return "  ".join(f"{name} {format_metric(name, value)}" for name, value in sorted(shown.items()))
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
+
+
 def _as_json(run: Run) -> dict[str, object]:
     return {
         "run": run.name,
@@ -142,6 +155,9 @@ def _as_json(run: Run) -> dict[str, object]:
         "step": run.step,
         "metrics": run.metrics,
         "started": run.started,
+        "written": run.written,
+        "workers": run.workers,
+        "restarts": run.restarts,
         "summary": run.summary,
     }
 

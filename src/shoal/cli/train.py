@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="End with the summary as one JSON object on stdout.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines instead of a progress bar.")
-@click.option("-v", "--verbose", is_flag=True, help="Show what Ray itself has to say.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what Ray or torchrun itself has to say.")
 @click.option("--dry-run", is_flag=True, help="Print the fully resolved recipe and stop.")
 @click.option("--list", "list_recipes", is_flag=True, help="List the recipes that ship with Shoal and stop.")
 def command(
@@ -80,12 +80,22 @@ def command(
     }
     try:
         return _train(recipes, overrides, run_dir, resume, as_json, log_json, dry_run, options)
-    except (UserError, RunError) as error:
-        if not log_json:
+    except (Exception, KeyboardInterrupt) as error:
+        if _is_told(error):
+            return 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, UserError) else 1
+        if not log_json or not isinstance(error, UserError | RunError):
             raise
         for line in [*str(error).splitlines(), *getattr(error, "__notes__", [])]:
             _say_json("error", line)
         return 2 if isinstance(error, UserError) else 1
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether another process that torchrun has started beside this one tells the same."""
+    from shoal.launch.run import under_torchrun
+    from shoal.launch.torchrun import is_told
+
+    return under_torchrun() and is_told(error)
 
 
 def worker_overrides(workers: str | None) -> list[str]:
@@ -121,19 +131,23 @@ def _train(
     dry_run: bool,
     options: dict[str, Any],
 ) -> int:
-    from shoal.launch.run import prepare
+    from shoal.launch.run import is_silent, prepare
 
     prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume)
     if dry_run:
-        click.echo(prepared.loaded.to_yaml(), nl=False)
+        if not is_silent():
+            click.echo(prepared.loaded.to_yaml(), nl=False)
         return 0
     say = _say_json if log_json else _say
-    if prepared.finished is not None:
+    if prepared.finished is not None and not is_silent():
         say(
             "warning",
             f"{prepared.run_dir} is already done; to train on, raise train.epochs or train.steps, or change early_stop",
         )
     summary = _carry_out(prepared, as_json, log_json, options)
+    status = 130 if summary["status"] == "interrupted" else 0
+    if is_silent():
+        return status
     with contextlib.suppress(OSError):  # whoever reads may be gone (`| tee` gets a Ctrl-C too); the status still tells
         if as_json:
             _print_json(summary)
@@ -141,30 +155,31 @@ def _train(
             _print_table(summary)
         if summary["status"] == "interrupted":
             say("warning", f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}")
-    return 130 if summary["status"] == "interrupted" else 0
+    return status
 
 
 def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool, options: dict[str, Any]) -> dict[str, Any]:
     """Train, shown as asked for; a failure is raised after the JSON line that scripts wait for."""
     from shoal.cli.main import STARTED
     from shoal.launch.interrupts import Interrupts
-    from shoal.launch.run import Launch, launch
+    from shoal.launch.run import Launch, is_silent, launch, under_torchrun
     from shoal.observe.console import make_console
     from shoal.observe.logs import hide_logs, show_logs
     from shoal.observe.runs import resume_command
 
-    console = make_console("json" if log_json else "auto")
+    console = make_console("silent" if is_silent() else "json" if log_json else "auto")
     logs = show_logs(as_json=log_json)
     try:
-        with Interrupts(as_json=log_json) as stop:
+        with Interrupts(as_json=log_json, is_silent=under_torchrun()) as stop:  # which says so itself
             return launch(prepared, Launch(console, stop, STARTED, **options))
     except UserError:
         raise
     except Exception as error:
-        if as_json:
-            _print_json(_failed(prepared.run_dir, error))
-        if list((prepared.run_dir / "checkpoints").glob("step-*")):
-            error.add_note(f"to go on from the last checkpoint: {resume_command(prepared.run_dir)}")
+        run_dir = getattr(error, "run_dir", prepared.run_dir)
+        if as_json and not is_silent():
+            _print_json(_failed(run_dir, error))
+        if list((run_dir / "checkpoints").glob("step-*")):
+            error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir)}")
         raise
     finally:
         console.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 
 class Group:
@@ -79,8 +79,10 @@ class Meeting:
     """How long a collective may take before torch gives up; the launcher notices a hang long before."""
     listen_fd: int | None = None
     """Rank 0's listening socket, bound to `host` by whoever started it: torch itself would listen everywhere."""
-    environment: bool = False
-    """Join by the variables that torchrun sets, through its own store."""
+    hosted: bool = False
+    """Somebody else listens there: torchrun's agent."""
+    prefix: str = ""
+    """The part of a store that is this start's own: one that outlives workers still holds what earlier ones said."""
 
 
 @contextlib.contextmanager
@@ -93,8 +95,7 @@ def joined(meeting: Meeting, device: torch.device, backend: str = "auto") -> Ite
     if device.type == "cuda" and backend == "nccl":
         torch.cuda.set_device(device)
         options["device_id"] = device
-    if not meeting.environment:
-        options |= {"store": _store(meeting, timeout), "rank": meeting.rank, "world_size": meeting.world_size}
+    options |= {"store": _store(meeting, timeout), "rank": meeting.rank, "world_size": meeting.world_size}
     dist.init_process_group(**options)
     try:
         # A group of its own for small values: on the host, and never in the way of gradients.
@@ -107,12 +108,13 @@ def joined(meeting: Meeting, device: torch.device, backend: str = "auto") -> Ite
 def _store(meeting: Meeting, timeout: datetime.timedelta) -> Store:
     if meeting.world_size == 1 and meeting.listen_fd is None:
         return HashStore()
-    return TCPStore(
+    store = TCPStore(
         meeting.host,
         meeting.port,
         meeting.world_size,
-        is_master=meeting.rank == 0,
+        is_master=meeting.rank == 0 and not meeting.hosted,
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=meeting.listen_fd,
     )
+    return PrefixStore(meeting.prefix, store) if meeting.prefix else store

@@ -1,5 +1,8 @@
 """Which process of the run this is, and the device it computes on."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +23,10 @@ class Process:
     local_world_size: int = 1
     node: str = ""
     """The machine, as the launcher calls it; processes of one name share memory and a fast network."""
+    address: str = ""
+    """Where workers on other machines reach this one; the loopback address where there are none."""
+    agent_pid: int | None = None
+    """The process that watches over this one, where there is one."""
 
     @property
     def is_first(self) -> bool:
@@ -43,3 +50,30 @@ def choose_device(gpus_per_worker: int | None, local_rank: int = 0) -> torch.dev
             f"{torch.cuda.device_count()}; start fewer workers, or set cluster.gpus_per_worker=0"
         )
     return torch.device("cuda", local_rank)
+
+
+@contextlib.contextmanager
+def pinned(process: Process, threads: int | None) -> Iterator[None]:
+    """Keep this process, with every thread it has or starts, to `threads` cores; other workers get other ones.
+
+    None: an equal share of the cores.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    workers = process.local_world_size
+    count = threads or max(1, len(usable) // workers)
+    if count * workers > len(usable):
+        raise UserError(
+            f"cluster.pin_cores: {workers} workers with {count} threads each need {count * workers} cores on one "
+            f"machine and there are {len(usable)}; set fewer cluster.workers or cluster.threads_per_worker"
+        )
+    _keep_to(usable[process.local_rank * count : (process.local_rank + 1) * count])
+    try:
+        yield
+    finally:
+        _keep_to(usable)
+
+
+def _keep_to(cores: list[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - names alone
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)

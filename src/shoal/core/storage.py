@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+"""Files: written so that a crash leaves the old one or the new one, never half of one; and where they are."""
 
 import json
 import math
@@ -7,6 +7,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+
+def expand_home(path: str | Path) -> Path:
+    """`~` and `~NAME` as home folders; the name of nobody stays as it is, and is then found or not."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def write_atomically(path: Path, text: str) -> None:

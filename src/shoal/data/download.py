@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from shoal.core.errors import UserError
-from shoal.core.storage import fsync_directory
+from shoal.core.storage import expand_home, fsync_directory
 
 LOGGER = logging.getLogger("shoal.data")
 TIMEOUT_S = 15.0
@@ -41,7 +41,7 @@ class DownloadError(Exception):
 
 def search_folders(data_dir: str, *subfolders: str) -> list[Path]:
     """Where files are looked for: `data_dir` first, then its subfolders; downloads go to the first subfolder."""
-    root = Path(data_dir).expanduser()
+    root = expand_home(data_dir)
     return [root, *(root / name for name in subfolders)]
 
 

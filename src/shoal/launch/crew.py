@@ -1,6 +1,7 @@
 """The workers of a run as a launcher sees them, and those that live on this machine."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import socket
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from shoal.launch.agent import Agent
@@ -58,9 +59,9 @@ class LocalMember:
     """A worker's place on this machine."""
 
     def __init__(self, nursery: str, executor: ThreadPoolExecutor) -> None:
-        self.node = "here"
+        self.node = socket.gethostname()
         self.address = LOOPBACK
-        self._agent = Agent(nursery)
+        self._agent = Agent(nursery, lease_s=None)
         self._executor = executor
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
@@ -90,6 +91,7 @@ class LocalCrew:
 
     def drop(self, member: Member) -> None:
         """A new place instead."""
+        member.call("close")
         self._members = [
             LocalMember(self._nursery, self._executor) if other is member else other for other in self._members
         ]
@@ -104,6 +106,5 @@ class LocalCrew:
 
     def close(self) -> None:
         """End every process."""
-        for future in [member.call("close") for member in self._members]:
-            future.result()
+        wait([member.call("close") for member in self._members])
         self._executor.shutdown()

@@ -17,8 +17,9 @@ _SAME_S = 0.5
 class Interrupts:
     """Catches the signals while it is entered; call it to learn whether to stop."""
 
-    def __init__(self, as_json: bool = False) -> None:
+    def __init__(self, as_json: bool = False, is_silent: bool = False) -> None:
         self.as_json = as_json
+        self.is_silent = is_silent
         self.received: str | None = None
         self._first = 0.0
         self._saved: dict[int, Any] = {}
@@ -53,6 +54,8 @@ class Interrupts:
 
     def _say(self, message: str, prefix: str) -> None:
         """Straight to the file descriptor: the interrupted code may hold the stream's lock."""
+        if self.is_silent:
+            return
         if self.as_json:
             record = {"time": time.time(), "event": "log", "level": "warning", "logger": "shoal", "message": message}
             text = to_json_line(record)

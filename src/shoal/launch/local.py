@@ -22,6 +22,7 @@ def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
         resume=prepared.resume,
         stop=how.stop,
         started=how.started,
+        marks=how.marks,
     )
     group: contextlib.AbstractContextManager[Group] = contextlib.nullcontext(Group())
     if recipe.parallel.strategy not in ("auto", "single"):  # a group of one, for those who ask for it

@@ -2,7 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import UserError
@@ -12,11 +16,12 @@ from shoal.launch.policy import Size
 from shoal.launch.run import Launch, Prepared
 from shoal.launch.sizes import usable_cores
 
+_ANSWERS_WITHIN_S = 5.0
+
 
 def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     """Train on Ray and return the summary."""
     from shoal.launch.gang import Gang
-    from shoal.launch.ray_crew import RayCrew
 
     cluster = prepared.loaded.recipe.cluster
     size = Size(cluster.min_workers or cluster.workers, cluster.workers)
@@ -27,7 +32,10 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         if warm is not None:
             stack.callback(warm.close)
-        ray = stack.enter_context(connected(prepared, how))
+        ray, dashboard_url = stack.enter_context(connected(prepared, how))
+        how.mark("connected")
+        from shoal.launch.ray_crew import RayCrew  # not before: importing Ray fixes its settings
+
         cpus = cluster.cpus_per_worker or (threads_of(prepared) if is_own else 1)
         threads = cluster.threads_per_worker or cpus
         gpus = cluster.gpus_per_worker
@@ -35,45 +43,79 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
             gpus = int(ray.cluster_resources().get("GPU", 0) >= size.least)
         crew = RayCrew(size, {"CPU": float(cpus), "GPU": float(gpus)}, nursery)
         try:
-            if url := dashboard_url(ray):
-                how.console.event("dashboard", {"url": url})
+            if dashboard_url:
+                how.console.event("dashboard", {"url": f"http://{dashboard_url}"})
             return Gang(prepared, how, crew, size, threads).run()
         finally:
             crew.close()
 
 
 @contextlib.contextmanager
-def connected(prepared: Prepared, how: Launch) -> Iterator[Any]:
-    """Ray, connected to the cluster that was asked for; what was started or connected here ends with it."""
-    # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
-    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if how.address is None else {}
-    with _environment(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0", **own):
-        ray, is_ours = _ray(prepared, how)
+def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None]]:
+    """Ray, connected to the cluster that was asked for, and where its dashboard is; what began here ends with it."""
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    host, port = _host_and_port(how.address)
+    if how.address is None or host.startswith("127.") or host == "localhost":
+        # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
+        settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if port:
+        _check_answers(how.address, host, port)
+    if how.address is not None and _has_token():
+        settings["RAY_AUTH_MODE"] = "token"  # connecting, Ray does not always look for it by itself
+    with _environment(settings), _signals_kept():
+        ray, context = _ray(prepared, how)
     try:
-        yield ray
+        yield ray, getattr(context, "dashboard_url", None)
     finally:
-        if is_ours:
+        if context is not None:
             ray.shutdown()
 
 
-def _ray(prepared: Prepared, how: Launch) -> tuple[Any, bool]:
-    """Ray, and whether it was started or connected here."""
+def _host_and_port(address: str | None) -> tuple[str, int | None]:
+    """Of HOST:PORT and ray://HOST:PORT; Ray knows of itself what `auto` means."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    return (host, int(port)) if host and port.isascii() and port.isdigit() and int(port) < 1 << 16 else ("", None)
+
+
+def _check_answers(address: str | None, host: str, port: int) -> None:
+    """Whether anybody is there: Ray itself would try for minutes."""
+    try:
+        socket.create_connection((host, port), timeout=_ANSWERS_WITHIN_S).close()
+    except OSError as error:
+        raise _no_cluster(address, error.strerror or str(error)) from error
+
+
+def _no_cluster(address: str | None, reason: str) -> UserError:
+    return UserError(
+        f"--address: no Ray cluster answers at {address!r} ({reason}); start one with ray start --head, "
+        "or leave this out to start one for this run"
+    )
+
+
+def _has_token() -> bool:
+    """Whether this user has a token for Ray."""
+    return (
+        bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys())
+        or (Path.home() / ".ray" / "auth_token").is_file()
+    )
+
+
+def _ray(prepared: Prepared, how: Launch) -> tuple[Any, Any]:
+    """Ray, and what `ray.init` returned, if it was called here."""
     try:
         import ray
     except ImportError as error:
         raise UserError(f"--launcher: ray needs Ray: pip install 'ray[default]' ({error})") from error
 
     if ray.is_initialized():  # by the program that calls Shoal, whose business it stays
-        return ray, False
+        return ray, None
     quiet = {"log_to_driver": how.verbose, "logging_level": "INFO" if how.verbose else "CRITICAL"}
     if how.address is None:
-        _start(ray, prepared, how.dashboard, quiet)
-    else:
-        _connect(ray, how.address, quiet)
-    return ray, True
+        return ray, _start(ray, prepared, how.dashboard, quiet)
+    return ray, _connect(ray, how.address, quiet)
 
 
-def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any]) -> None:
+def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any]) -> Any:
     cluster = prepared.loaded.recipe.cluster
     cores = usable_cores()
     if cluster.cpus_per_worker and cluster.cpus_per_worker * cluster.workers > cores:
@@ -83,7 +125,7 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
             "ask for fewer, or leave it out to share the cores"
         )
     try:
-        ray.init(
+        return ray.init(
             address="local",
             num_cpus=max(cores, cluster.workers),
             include_dashboard=dashboard,
@@ -97,27 +139,15 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
         raise UserError(f"--launcher: Ray does not start here: {error}; try --launcher local") from error
 
 
-def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> None:
+def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> Any:
     try:
-        ray.init(address=address, **quiet)
+        return ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"--address: no Ray cluster answers at {address!r} ({reason}); start one with ray start --head, "
-            "or leave this out to start one for this run"
-        ) from error
-
-
-def dashboard_url(ray: Any) -> str | None:
-    """Where Ray's dashboard is, if it runs."""
-    with contextlib.suppress(AttributeError):  # not known to a Ray client
-        url = ray._private.worker.get_dashboard_url()
-        return f"http://{url}" if url else None
-    return None
+        raise _no_cluster(address, next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
 
 
 @contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Variables that Ray reads when it starts, unless the user has set them."""
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(fresh)
@@ -126,3 +156,18 @@ def _environment(**values: str) -> Iterator[None]:
     finally:
         for name in fresh:
             os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """What this process does on a signal stays as it was: Ray would end it on a SIGTERM, without a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)

@@ -90,13 +90,16 @@ def missing_resources(
     for name, amount in per_worker.items():
         there = sum(node.get(name, 0.0) for node in nodes)
         if amount and there < amount * workers:
-            return f"{workers} workers need {amount * workers:g} {name} and the cluster has {there:g}"
+            who = "1 worker needs" if workers == 1 else f"{workers} workers need"
+            return f"{who} {amount * workers:g} {name} and the cluster has {there:g}"
     size = ", ".join(f"{amount:g} {name}" for name, amount in per_worker.items())
-    return f"{workers} workers of {size} each do not fit on the {len(nodes)} machines; {fitting} do"
+    machines = f"{len(nodes)} machines" if len(nodes) > 1 else "one machine"
+    return f"{workers} workers of {size} each do not fit on {machines}; {fitting} would"
 
 
 def _fitting(per_worker: Mapping[str, float], node: Mapping[str, float]) -> int:
     needed = {name: amount for name, amount in per_worker.items() if amount}
     if not needed:
         return 1_000_000
-    return int(min(node.get(name, 0.0) // amount for name, amount in needed.items()))
+    # Tenths of a GPU do not divide evenly in binary: ten of them are one.
+    return int(min(node.get(name, 0.0) / amount + 1e-9 for name, amount in needed.items()))

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
+import ray.util.client
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -75,6 +76,8 @@ class RayCrew:
     def __init__(self, size: Size, resources: dict[str, float], nursery: str) -> None:
         self._size = size
         self._nursery = nursery
+        self._is_client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]
+        """A Ray client (`ray://`) is not told of machines that will go, nor of an autoscaler."""
         self._resources = {name: amount for name, amount in resources.items() if amount}
         self._group = placement_group([self._resources] * size.least, strategy="PACK")
         self._members = [self._ask(i if i < size.least else None) for i in range(size.most)]
@@ -117,7 +120,7 @@ class RayCrew:
         now = time.monotonic()
         if now - self._looked > _LOOK_EVERY_S:
             self._looked = now
-            with contextlib.suppress(AttributeError):  # a Ray client does not know
+            if not self._is_client:
                 # There is no public way to ask; Ray Train does it so.
                 self._leaving = set(ray._private.state.state.get_draining_nodes())
         return self._leaving
@@ -138,9 +141,7 @@ class RayCrew:
 
     def _can_grow(self) -> bool:
         """Whether the cluster has an autoscaler, which may bring what is missing."""
-        with contextlib.suppress(AttributeError):
-            return bool(ray._private.state.state.get_cluster_config())
-        return False
+        return not self._is_client and bool(ray._private.state.state.get_cluster_config())
 
     def waiting_for(self) -> str:
         """How many places are missing, and what is free."""

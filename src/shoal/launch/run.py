@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import RunError, UserError, WorkerError
+from shoal.core.storage import expand_home
 from shoal.observe.records import Observer
 from shoal.observe.runs import differing_fields, find_run, read_run
 from shoal.recipe.identity import changed_field, fixed_fields
@@ -42,14 +43,25 @@ def prepare(
             raise UserError("--resume: takes the recipe of the run it resumes; leave out the recipe")
         if run_dir is not None:
             raise UserError("--run-dir: the run goes on in its own folder; leave this out with --resume")
-        return _prepare_resume(str(resume), overrides)
-    loaded = load_recipe(sources, overrides)
-    target = Path(run_dir).expanduser() if run_dir is not None else new_run_dir(loaded.recipe.name)
+        prepared = _prepare_resume(str(resume), overrides)
+    else:
+        loaded = load_recipe(sources, overrides)
+        prepared = Prepared(loaded, expand_home(run_dir) if run_dir is not None else new_run_dir(loaded.recipe.name))
+    if under_torchrun():
+        from shoal.launch.torchrun import as_many_as_started
+
+        return as_many_as_started(prepared, overrides)  # whether the folder is new shows when workers have met
+    if resume is None:
+        check_is_new(prepared.run_dir)
+    return prepared
+
+
+def check_is_new(target: Path) -> None:
+    """Refuse a folder that holds something."""
     if target.is_file():
         raise UserError(f"--run-dir: {target} is a file")
     if target.is_dir() and any(target.iterdir()):
         raise UserError(f"--run-dir: {target} is not empty; choose another, or go on there with --resume {target}")
-    return Prepared(loaded, target)
 
 
 def new_run_dir(name: str, root: Path = Path("runs")) -> Path:
@@ -97,22 +109,31 @@ class Launch:
     wait_s: float = 0.0
     """How long to wait for what the cluster does not have yet."""
     verbose: bool = False
-    """Show what Ray itself has to say."""
+    """Show what Ray or torchrun itself has to say."""
     dashboard: bool = False
     """Start Ray's dashboard with a Ray of our own."""
+    marks: dict[str, float] = field(default_factory=dict)
+    """Seconds from `started` to what the launcher has done last of each kind: where a start spends its time."""
+
+    def mark(self, name: str) -> None:
+        """It is done now."""
+        self.marks[name] = round(time.time() - self.started, 3)
 
 
 def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
     """Carry out a run and return its summary."""
     if prepared.finished is not None:
         return dict(prepared.finished)
+    how.mark("prepared")
     try:
         return _LAUNCHERS[choose_launcher(prepared, how)](prepared, how)
     except WorkerError as error:
         error.trace = prepared.loaded.hide(error.trace)
         raise
     except (UserError, RunError) as error:
-        raise type(error)(prepared.loaded.hide(str(error))) from error.__cause__
+        told = type(error)(prepared.loaded.hide(str(error)))
+        told.__dict__.update(error.__dict__)
+        raise told from error.__cause__
 
 
 def choose_launcher(prepared: Prepared, how: Launch) -> str:
@@ -136,6 +157,11 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def is_silent() -> bool:
+    """Whether another process of the run does the talking: under torchrun, rank 0."""
+    return under_torchrun() and os.environ["RANK"] != "0"
+
+
 def _local(prepared: Prepared, how: Launch) -> dict[str, Any]:
     from shoal.launch.local import run_here, run_workers_here
 
@@ -149,7 +175,7 @@ def _ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
 
 
 def _torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
-    from shoal.launch.torchrun import run_by_torchrun
+    from shoal.launch.by_torchrun import run_by_torchrun
 
     return run_by_torchrun(prepared, how)
 

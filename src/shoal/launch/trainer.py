@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from shoal.core.errors import RunError, UserError
-from shoal.core.group import Meeting, joined
+from shoal.core.group import Group, Meeting, joined
 from shoal.core.process import Process, choose_device
 from shoal.core.storage import to_json_line
 from shoal.observe.records import Report
@@ -96,27 +96,51 @@ class _Stop:
 
 
 def run_trainer(job: dict[str, Any], descriptor: int, others: list[int]) -> int:
-    """Run the worker that `job` describes and tell the agent how it ended."""
+    """Run the worker that `job` describes and tell the agent how it ended.
+
+    `others` are the file for its stacks and, for rank 0, the socket where the workers meet.
+    """
     channel = Channel(descriptor)
+    _mark(job, "trainer")
     os.environ.clear()
     os.environ.update(job["environment"])
-    stacks = open(job["stacks"], "w", encoding="utf-8")  # noqa: SIM115, PTH123 - open as long as the process
+    stacks, *listening = others
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = _Stop(channel)
     signal.signal(signal.SIGTERM, stop.on_signal)
     threading.Thread(target=stop.listen, name="orders", daemon=True).start()
-    _use_paths(job)
     try:
-        summary = _train(job, channel, stop, others)
+        _use_paths(job)
+        loaded = check_tree(job["recipe"])
+        device = choose_device(loaded.recipe.cluster.gpus_per_worker, job["local_rank"])
+        meeting = Meeting(**job["meeting"], listen_fd=listening[0] if listening else None)
+        with joined(meeting, device, loaded.recipe.parallel.backend) as group:
+            _mark(job, "joined")
+            return _train_and_tell(job, loaded, device, group, channel, stop)
+    except BaseException as error:  # noqa: BLE001 - sent to the agent in full
+        channel.send("failed", **_describe(error))
+        return 1
+
+
+def _train_and_tell(
+    job: dict[str, Any], loaded: LoadedRecipe, device: torch.device, group: Group, channel: Channel, stop: _Stop
+) -> int:
+    """Told while still in the group: leaving it may wait for workers who will not come."""
+    try:
+        summary = _train(job, loaded, device, group, channel, stop)
     except KeyboardInterrupt:
         channel.send("ended", summary={"status": "interrupted", "ended_by": stop.reason, "before_start": True})
         return 0
-    except Exception as error:  # noqa: BLE001 - sent to the agent in full
+    except BaseException as error:  # noqa: BLE001 - sent to the agent in full
         channel.send("failed", **_describe(error))
         return 1
     channel.send("ended", summary=summary)
     return 0
+
+
+def _mark(job: dict[str, Any], name: str) -> None:
+    job["marks"][name] = round(time.time() - job["started"], 3)
 
 
 def _use_paths(job: dict[str, Any]) -> None:
@@ -128,51 +152,60 @@ def _use_paths(job: dict[str, Any]) -> None:
         os.chdir(job["directory"])
 
 
-def _train(job: dict[str, Any], channel: Channel, stop: _Stop, others: list[int]) -> dict[str, Any]:
-    loaded: LoadedRecipe = check_tree(job["recipe"])
-    device = choose_device(loaded.recipe.cluster.gpus_per_worker, job["local_rank"])
-    meeting = Meeting(**job["meeting"], listen_fd=others[0] if others else None)
-    with joined(meeting, device, loaded.recipe.parallel.backend) as group:
-        process = Process(
-            rank=meeting.rank,
-            world_size=meeting.world_size,
-            device=device,
-            group=group,
-            local_rank=job["local_rank"],
-            local_world_size=job["local_world_size"],
-            node=job["node"],
-        )
-        run_dir = Path(job["run_dir"])
-        # After a restart there is a run to go on with, if it came so far as to be one.
-        began = group.from_first((run_dir / "recipe.yaml").is_file()) if job["restarts"] else False
-        request = RunRequest(
-            loaded=loaded,
-            run_dir=run_dir,
-            console=_ToAgent(channel),
-            resume=job["resume"] or began,
-            stop=stop,
-            started=job["started"],
-            restarts=job["restarts"],
-            supervised=True,
-            threads=job["threads"],
-            first_step_s=job["first_step_s"],
-        )
-        return train_worker(request, process)
+def _train(
+    job: dict[str, Any], loaded: LoadedRecipe, device: torch.device, group: Group, channel: Channel, stop: _Stop
+) -> dict[str, Any]:
+    process = Process(
+        rank=group.rank,
+        world_size=group.world_size,
+        device=device,
+        group=group,
+        local_rank=job["local_rank"],
+        local_world_size=job["local_world_size"],
+        node=job["node"],
+        address=job.get("address", ""),
+        agent_pid=job["agent_pid"],
+    )
+    run_dir = Path(job["run_dir"])
+    # Workers that are not the first go on with what those before them have begun, if they came so far.
+    began = group.from_first((run_dir / "events.jsonl").is_file()) if job["starts"] else False
+    request = RunRequest(
+        loaded=loaded,
+        run_dir=run_dir,
+        console=_ToAgent(channel),
+        resume=job["resume"] or began,
+        stop=stop,
+        started=job["started"],
+        restarts=job["restarts"],
+        supervised=True,
+        threads=job["threads"],
+        first_step_s=job["first_step_s"],
+        marks=job["marks"],
+    )
+    return train_worker(request, process)
 
 
-def _describe(error: Exception) -> dict[str, Any]:
+def _describe(error: BaseException) -> dict[str, Any]:
     kind = "user" if isinstance(error, UserError) else "run" if isinstance(error, RunError) else "exception"
     return {
         "kind": kind,
         "type": type(error).__name__,
         "message": str(error),
         "notes": list(getattr(error, "__notes__", [])),
-        "traceback": "".join(traceback.format_exception(error)),
-        "by_network": _by_network(error),
+        "traceback": _trace(error),
+        "by_network": kind == "exception" and by_network(error),
     }
 
 
-def _by_network(error: BaseException) -> bool:
+def _trace(error: BaseException) -> str:
+    """The traceback from where the worker begins: how it was started is of no use to anybody."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename == __file__:
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first))
+
+
+def by_network(error: BaseException) -> bool:
     """Whether another worker's end, or the network, explains the error."""
     if isinstance(error, torch.distributed.DistError):
         return True

@@ -219,6 +219,8 @@ class BarConsole:
         if (line := event_line(name, fields)) is not None:
             self._progress.console.print(line, highlight=False, markup=False)
         if name == "start":
+            if self._task is not None:  # the workers were started again
+                self._progress.remove_task(self._task)
             self._task = self._progress.add_task("train", total=fields["num_steps"], completed=fields["step"], words="")
             self._progress.start()
 

@@ -14,10 +14,18 @@ class Report:
     metrics: dict[str, float]
     seconds: dict[str, float]
     """Seconds by phase since the last report."""
+    samples: int = 0
+    """Samples trained on since the very beginning, by all workers."""
 
     def to_record(self) -> dict[str, Any]:
         """As it is written."""
-        return {"step": self.step, "epoch": round(self.epoch, 6), "metrics": self.metrics, "seconds": self.seconds}
+        return {
+            "step": self.step,
+            "epoch": round(self.epoch, 6),
+            "samples": self.samples,
+            "metrics": self.metrics,
+            "seconds": self.seconds,
+        }
 
 
 class Observer(Protocol):

@@ -1,8 +1,10 @@
 """Runs as they lie in their folders: finding, listing, reading."""
 
+import contextlib
 import json
 import math
 import shlex
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,11 @@ import yaml
 
 from shoal.core.errors import UserError
 from shoal.core.section import nearest
-from shoal.core.storage import read_json_lines
+from shoal.core.storage import expand_home, read_json_lines
+
+_ENDED = frozenset({"done", "failed", "interrupted"})
+_SHORT_S = 60.0
+"""A pause that means nothing: an evaluation, a save, a first step."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +27,18 @@ class Run:
 
     path: Path
     status: str
-    """done, failed, interrupted, running, or stopped: no word of an end and nobody at work."""
+    """done, failed, interrupted, running, or stopped: no word of an end and, as far as can be told, nobody at work."""
     step: int
     metrics: dict[str, float]
     summary: dict[str, Any]
     recipe: dict[str, Any]
     started: float
+    workers: int
+    """How many trained together last."""
+    restarts: int
+    """How often they were started again."""
+    written: float
+    """When its folder was last written to, in unix seconds."""
 
     @property
     def name(self) -> str:
@@ -36,7 +48,7 @@ class Run:
 
 def find_run(name: str, root: Path = Path("runs")) -> Path:
     """The folder of a run given by path or by name under `root`; a unique beginning of the name is enough."""
-    for path in (Path(name).expanduser(), root / name):
+    for path in (expand_home(name), root / name):
         if (path / "recipe.yaml").is_file():
             return path
     names = run_names(root)
@@ -50,7 +62,8 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
     if Path(name).is_dir():
         raise UserError(f"run {name!r}: this folder holds no recipe.yaml, so it is not a run")
     guess = nearest(name, names)
-    where = f"no runs in {root.resolve()}" if not names else f"see shoal runs list for the {len(names)} in {root}"
+    how = "shoal runs list" + ("" if root == Path("runs") else f" --root {root}")
+    where = f"no runs in {root.resolve()}" if not names else f"see {how} for the {len(names)} in {root}"
     raise UserError(f"run {name!r}: not found; " + (f"did you mean {guess}?" if guess else where))
 
 
@@ -75,21 +88,42 @@ def read_run(path: Path) -> Run:
     events = read_events(path)
     metrics: dict[str, float] = {}
     reported_step = 0
+    report_s = 0.0
     for record in read_metrics(path):
         metrics |= record["metrics"]
         reported_step = record["step"]
+        report_s = _seconds(record)
     started = events[0]["time"] if events else path.stat().st_mtime
-    ended = {"done", "failed", "interrupted"}
-    last_event = next((e["event"] for e in reversed(events) if e["event"] in ended | {"start"}), "start")
-    status, step = "running" if is_locked(path) else "stopped", reported_step
-    if last_event in ended:  # else the summary is that of an earlier part of the run
+    written = _last_written(path)
+    recipe = _read_recipe(path / "recipe.yaml")
+    last_event = next((e["event"] for e in reversed(events) if e["event"] in _ENDED | {"start"}), "start")
+    if last_event in _ENDED:
         status, step = summary.get("status", last_event), summary.get("step", reported_step)
         metrics = summary.get("metrics") or metrics
-    return Run(path, status, step, metrics, summary, _read_recipe(path / "recipe.yaml"), started)
+    else:  # the summary is that of an earlier part of the run
+        silent_s, pause_s = time.time() - written, _longest_pause_s(events, recipe, report_s)
+        began = (path / ".lock").exists()
+        status = "running" if began and is_at_work(lock_of(path), events, silent_s, pause_s) else "stopped"
+        step = reported_step
+    restarts = sum(event["event"] == "restart" for event in events)
+    return Run(path, status, step, metrics, summary, recipe, started, _num_workers(events), restarts, written)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process is training in this folder now."""
+def is_at_work(lock: bool | None, events: list[dict[str, Any]], silent_s: float, pause_s: float) -> bool:
+    """Whether somebody trains in a folder whose events tell of no end.
+
+    Who trains holds the folder's lock. That it is free says so only of this machine: not every shared file system tells
+    one machine of another's locks, and between two starts of the workers nobody holds it. Else it goes by how long
+    nothing has been written.
+    """
+    is_here = _host_of_first(events) in (None, socket.gethostname())
+    if lock or (lock is False and is_here and not _is_between(events)):
+        return lock
+    return silent_s <= pause_s
+
+
+def lock_of(path: Path) -> bool | None:
+    """Whether the folder's lock is held; None where that cannot be told."""
     import fcntl
 
     try:
@@ -98,8 +132,45 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        return None
     return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is seen to train in this folder now."""
+    return lock_of(path) is True
+
+
+def _longest_pause_s(events: list[dict[str, Any]], recipe: dict[str, Any], report_s: float) -> float:
+    """How long a run that is well may write nothing: a few reports, or as long as it waits for machines."""
+    failures = recipe.get("failures")
+    machines_s = failures.get("machine_timeout_s") if isinstance(failures, dict) and _is_between(events) else 0.0
+    return max(_SHORT_S, 3 * report_s, machines_s if isinstance(machines_s, int | float) else 0.0)
+
+
+def _is_between(events: list[dict[str, Any]]) -> bool:
+    """Whether the workers have ended and the launcher is about to start others."""
+    return bool(events) and events[-1]["event"] in ("failure", "restart", "resize", "preemption", "hang")
+
+
+def _host_of_first(events: list[dict[str, Any]]) -> str | None:
+    """The machine of rank 0, which holds the lock."""
+    workers = next((e.get("workers") for e in reversed(events) if e["event"] == "workers"), None)
+    first = workers[0] if isinstance(workers, list) and workers else None
+    return first.get("host") if isinstance(first, dict) else None
+
+
+def _num_workers(events: list[dict[str, Any]]) -> int:
+    sizes = (event.get("world_size") for event in reversed(events) if event["event"] == "start")
+    return next((size for size in sizes if _is_count(size)), 1)
+
+
+def _last_written(path: Path) -> float:
+    times = [path.stat().st_mtime]
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime)
+    return max(times)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -155,6 +226,12 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _seconds(record: dict[str, Any]) -> float:
+    """How long it took since the report before."""
+    phases = record.get("seconds")
+    return sum(float(s) for s in phases.values() if _is_time(s)) if isinstance(phases, dict) else 0.0
 
 
 def _is_count(value: Any) -> bool:

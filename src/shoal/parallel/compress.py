@@ -8,6 +8,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from shoal.core.errors import UserError
 from shoal.core.process import Process
 from shoal.parallel.section import ParallelSection
 
@@ -22,6 +23,11 @@ def register_hook(ddp: DistributedDataParallel, section: ParallelSection, proces
     elif section.compress == "bf16":
         ddp.register_comm_hook(process.world_size, _sum_in_bf16)
     elif section.compress == "powersgd":
+        if process.device.type == "cpu" and torch.cuda.is_available():
+            raise UserError(
+                "parallel.compress: PyTorch's powersgd fails on the CPU of a machine that has a GPU; "
+                "use bf16, or hide the GPU with CUDA_VISIBLE_DEVICES="
+            )
         state = powerSGD_hook.PowerSGDState(
             None,
             matrix_approximation_rank=section.powersgd_rank,

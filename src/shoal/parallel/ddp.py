@@ -1,7 +1,10 @@
 """Data parallel: every worker holds the whole model, and gradients are summed over all of them."""
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -50,7 +53,21 @@ class DdpUnit(Replica):
             static_graph=section.static_graph,
             find_unused_parameters=section.find_unused_parameters,
         )
+        if self.whole_every == 1 and not section.static_graph:
+            self._arrange_buckets()
         register_hook(self.ddp, section, process)
+        self.learns_graph = section.static_graph
+        """A static graph is learnt in the first step, whose backward passes must all be seen."""
+
+    def _arrange_buckets(self) -> None:
+        """Have gradients put into the buckets that they keep from here on.
+
+        PyTorch arranges them anew after the first backward pass, and with three workers or more the place of a gradient
+        decides in which order it is added up. So that pass comes now, over nothing: the first step after a resume then
+        gives the very bits that the same step gives in a run that was never stopped.
+        """
+        self.ddp(_NOTHING).backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker the same."""
@@ -58,7 +75,7 @@ class DdpUnit(Replica):
         if self.whole_every > 1:
             return self._forward_backward_apart(step)
         if self.objective.count is None:
-            loss = self.accumulate(step, self.ddp, lambda: step.num_samples, self.world_size, self.ddp.no_sync)
+            loss = self._accumulate_in_sync(step, lambda: step.num_samples)
             if self.returns_sums:
                 (total,) = self.group.sum(float(loss.count))
                 self.rescale_gradients(step.num_samples, int(total))
@@ -76,9 +93,15 @@ class DdpUnit(Replica):
                     )
             return expected[0]
 
-        loss = self.accumulate(step, self.ddp, total_count, self.world_size, self.ddp.no_sync)
+        loss = self._accumulate_in_sync(step, total_count)
         self.check_count(counted, loss.count)
         return loss
+
+    def _accumulate_in_sync(self, step: StepBatch, expected: Callable[[], float]) -> StepLoss:
+        """Gradients summed over all workers, sent with the last micro-batch alone."""
+        before_last = contextlib.nullcontext if self.learns_graph else self.ddp.no_sync
+        self.learns_graph = False
+        return self.accumulate(step, self.ddp, expected, self.world_size, before_last)
 
     def _forward_backward_apart(self, step: StepBatch) -> StepLoss:
         """Local SGD: this worker's own mean gradient, which nobody else sees."""
@@ -115,6 +138,10 @@ class DdpUnit(Replica):
         self.steps_apart = 0
 
 
+_NOTHING = object()
+"""Stands for a batch without anything in it."""
+
+
 class _Loss(nn.Module):
     """The task's loss as a module, so that its forward pass is the one that DistributedDataParallel sees."""
 
@@ -124,7 +151,12 @@ class _Loss(nn.Module):
         self.loss_of = unit.loss_of
 
     def forward(self, batch: Any) -> LossResult:
-        """The loss."""
+        """The loss; that of `_NOTHING` is zero, and its gradients come last parameter first, as they mostly do."""
+        if batch is _NOTHING:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            return sum(
+                (parameter.sum().float() * 0.0 for parameter in trained), torch.zeros((), device=trained[0].device)
+            )
         return self.loss_of(batch)
 
 

@@ -22,7 +22,8 @@ class ParallelSection(Section):
     gradient_as_bucket_view: bool = True
     """ddp: gradients live in the buckets, which saves a copy of them."""
     static_graph: bool = False
-    """ddp: promise that every step uses the same parameters, so that more can overlap."""
+    """ddp: promise that every step uses the same parameters, so that more can overlap. With three workers or more, a
+    resumed run may then differ from one never stopped in the last bit."""
     find_unused_parameters: bool = False
     """ddp: look in every step for parameters that the loss does not use. Slower; needed where there are any."""
     sync_batch_norm: bool = False

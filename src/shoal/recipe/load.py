@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from shoal.core.errors import UserError
 from shoal.core.section import one_of
+from shoal.core.storage import expand_home
 from shoal.recipe.checks import problems
 from shoal.recipe.merge import merge, overlay_of, override_paths, plain
 from shoal.recipe.messages import describe, user_path
@@ -126,7 +127,7 @@ def _read(source: str | FilePath | Mapping[str, Any]) -> tuple[Tree, dict[Path, 
         return plain(source), {}, None
     if not isinstance(source, str | FilePath):
         raise UserError(f"recipe {source!r}: should be a name, a path or a mapping, not a {type(source).__name__}")
-    file = FilePath(source).expanduser()
+    file = expand_home(source)
     if file.is_file():
         tree, lines = read_yaml(file)
         name = file.stem

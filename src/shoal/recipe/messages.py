@@ -64,6 +64,8 @@ def _locate(location: tuple[int | str, ...]) -> tuple[Path, type[Section] | None
         if isinstance(part, str) and part in choices:
             here = choices[part]
             continue
+        if part == "[key]":  # pydantic's word for the key itself, which stands before it
+            continue
         if isinstance(here, type) and issubclass(here, Section):
             section = here
             here = here.model_fields[part].annotation if part in here.model_fields else None

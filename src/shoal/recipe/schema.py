@@ -77,6 +77,9 @@ class ClusterSection(Section):
     threads_per_worker: Positive | None = None
     """CPU threads for tensor operations; null: `cpus_per_worker`, or PyTorch's choice for a single worker. Sums differ
     in the last bit between counts."""
+    pin_cores: bool = False
+    """Keep each worker to cores of its own, one a thread, which no other worker of the run is kept to. For a machine that
+    runs nothing else: two runs would be kept to the same cores."""
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Cap on the share of the GPU's memory this run may take."""
     gpu_allocator: Annotated[str, Field(pattern=r"^\w+:[^,\s]+(,\w+:[^,\s]+)*$")] | None = None
@@ -111,7 +114,10 @@ class NcclSection(Section):
     """What NCCL says on stdout (NCCL_DEBUG)."""
     timeout_s: Annotated[float, Field(gt=0)] | None = None
     """How long a collective may take; null: longer than failures.hang_timeout_s, which notices a hang first."""
-    environment: dict[Annotated[str, Field(pattern=r"^NCCL_[A-Z0-9_]+$")], str] = {}
+    environment: Annotated[
+        dict[Annotated[str, Field(pattern=r"^NCCL_[A-Z0-9_]+$")], str],
+        Field(json_schema_extra={"additionalProperties": False}),
+    ] = {}
     """Any other NCCL_ variable, as it is."""
 
 

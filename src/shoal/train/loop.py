@@ -107,7 +107,8 @@ def evaluate_now(run: Training) -> None:
         check_watched(run.recipe, metrics)
         run.state.metrics |= metrics
         note_evaluation(run.state, run.recipe.early_stop)
-        run.observer.report(Report(run.state.step, run.plan.epoch(run.state.step), metrics, run.clock.since_report()))
+        state, seconds = run.state, run.clock.since_report()
+        run.observer.report(Report(state.step, run.plan.epoch(state.step), metrics, seconds, state.samples))
     run.state.evaluated_step = run.state.step
 
 
@@ -125,7 +126,7 @@ def report_training(run: Training, loss: float, count: int, lr: float) -> None:
     run.items_done, run.reported_samples = run.items_done + count, run.state.samples
     run.state.metrics["train_loss"] = loss
     run.state.reported_step = run.state.step
-    run.observer.report(Report(run.state.step, run.plan.epoch(run.state.step), metrics, seconds))
+    run.observer.report(Report(run.state.step, run.plan.epoch(run.state.step), metrics, seconds, run.state.samples))
 
 
 def _finished(run: Training) -> str | None:

@@ -26,7 +26,7 @@ from shoal.checkpoint.store import (
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import RunError, UserError
 from shoal.core.objective import Objective
-from shoal.core.process import Process
+from shoal.core.process import Process, pinned
 from shoal.core.rng import derive_seed, seed_all
 from shoal.core.spec import DataSpec
 from shoal.data.build import build_datasets
@@ -72,6 +72,8 @@ class RunRequest:
     """CPU threads of this worker where the recipe leaves them open."""
     first_step_s: float | None = None
     """Seconds from `started` to the run's first step, where an earlier start of the workers has made it."""
+    marks: dict[str, float] = field(default_factory=dict)
+    """Seconds from `started` to what was done before the worker began: connecting, forking, meeting."""
 
 
 _ONE_RUN = threading.Lock()
@@ -80,21 +82,25 @@ _ONE_RUN = threading.Lock()
 def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     """Build everything, train, and return the summary. Nothing is written before all is built."""
     recipe = request.loaded.recipe
+    threads = recipe.cluster.threads_per_worker or request.threads
     settings = torch_settings(
         precision=recipe.train.precision,
         deterministic=recipe.train.deterministic,
-        threads=recipe.cluster.threads_per_worker or request.threads,
+        threads=threads,
         device=process.device,
         gpu_memory_fraction=recipe.cluster.gpu_memory_fraction,
         gpu_allocator=recipe.cluster.gpu_allocator,
     )
+    pinning = pinned(process, threads) if recipe.cluster.pin_cores else contextlib.nullcontext()
     if not _ONE_RUN.acquire(blocking=False):
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
     try:
-        with settings:
-            return _train(request, _build(recipe, process), process)
+        with settings, pinning:
+            built = _build(recipe, process)
+            request.marks["built"] = round(time.time() - request.started, 3)
+            return _train(request, built, process)
     except (RuntimeError, MemoryError, OSError) as error:
-        raise _in_words(error, request) from error.__cause__
+        raise _in_words(error, request, process) from error.__cause__
     finally:
         _ONE_RUN.release()
 
@@ -220,9 +226,13 @@ def _assemble(
     def batches(step: int) -> Generator[StepBatch]:
         return train_batches(datasets.train, order, step, plan.num_steps, micro_batch=micro_batch, **loading)
 
+    stop = AgreedStop(request.stop, process.group)
+
     def validation() -> Iterator[MicroBatch]:
         batch = recipe.evaluate.batch or micro_batch
-        return evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
+        stop.anew()  # a batch takes another time than a step
+        yield from evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
+        stop.anew()
 
     def save(metrics: dict[str, float]) -> None:
         snapshot = take_snapshot(built.unit, state, process, built.identity)
@@ -247,14 +257,13 @@ def _assemble(
         # What was resumed needs no saving again, unless its evaluation is still to come.
         saved_step=resumed.step if resumed is not None and not evaluation_pending else None,
         observer=observer,
-        stop=_stop(request, built.unit, state, process),
+        stop=_stop(request.stop if process.world_size == 1 else stop, built.unit, state),
         group=process.group,
     )
 
 
-def _stop(request: RunRequest, unit: TrainUnit, state: TrainState, process: Process) -> Callable[[], str | None]:
-    """Why to stop, asked by the loop: on every worker the same, and only where there is a whole state to save."""
-    stop = request.stop if process.world_size == 1 else AgreedStop(request.stop, process.group)
+def _stop(stop: Callable[[], str | None], unit: TrainUnit, state: TrainState) -> Callable[[], str | None]:
+    """Why to stop, asked by the loop: only where there is a whole state to save."""
     if unit.whole_every == 1:
         return stop
     return lambda: stop() if state.step % unit.whole_every == 0 else None
@@ -271,11 +280,12 @@ def _run(
         resumed_from_step=resumed.step if resumed else None,
         restarts=request.restarts,
         samples_before=run.state.samples,
+        first_step_s=request.first_step_s,
     )
     try:
         ending = run_loop(run)
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
-        failure = _in_words(error, request)
+        failure = _in_words(error, request, process)
         if request.supervised:
             raise failure from error.__cause__
         message = request.loaded.hide(str(failure)) or type(failure).__name__
@@ -296,14 +306,19 @@ def _run(
     return summary
 
 
-def _in_words(error: BaseException, request: RunRequest) -> BaseException:  # noqa: PLR0911 - one return a cause
+def _in_words(  # noqa: PLR0911 - one return a cause
+    error: BaseException, request: RunRequest, process: Process
+) -> BaseException:
     """What the user is told when a run fails: words and a remedy where the cause is known, else the error itself."""
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, RunError):  # in words already
+        return error
     if isinstance(error, UserError):  # in the middle of a run: a corrupt image, say
         return RunError(str(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in message:
         return RunError(
-            f"out of memory ({message}): set train.micro_batch lower "
+            f"out of memory ({message}): "
+            f"set train.micro_batch below {request.loaded.recipe.micro_batch(process.world_size)} "
             "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
         )
     if "Expected more than 1 value per channel" in message:
@@ -403,6 +418,7 @@ def step_settings(recipe: Recipe) -> StepSettings:
 def _start_facts(request: RunRequest, built: _Built, run: Training, world_size: int) -> dict[str, Any]:
     return {
         "run": request.run_dir.name,
+        "startup_s": request.marks,
         "world_size": world_size,
         "parameters": built.num_parameters,
         "device": str(run.unit.device),
@@ -420,7 +436,9 @@ def _worker_facts(process: Process) -> dict[str, Any]:
         "rank": process.rank,
         "node": process.node,
         "pid": os.getpid(),
+        "agent_pid": process.agent_pid,
         "host": socket.gethostname(),
+        "address": process.address,
         "device": device,
         "device_name": name,
         "threads": torch.get_num_threads(),

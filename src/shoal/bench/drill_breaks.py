@@ -1,0 +1,171 @@
+"""The ways in which a drill breaks a run: one function each, from a run well under way to what was done to it."""
+
+import contextlib
+import random
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.bench.drill_cluster import DrillCluster
+from shoal.bench.drill_run import OverError, TrainRun, Victim, held, on_this_machine
+
+_SLOW_FOR_S = 4.0
+_STOPPED_S, _RUNNING_S = 0.5, 0.1
+_PREEMPT_WITHIN_S = 60.0
+_END_OF_WORKERS_S = 60.0
+"""How long the workers of a launcher that was killed may go on."""
+
+
+class LossError(Exception):
+    """The run did not get as far as it should have."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """What was done to a run."""
+
+    what: str
+    time: float
+    """In unix seconds."""
+    rank: int | None = None
+    noticed: float | None = None
+    """When, where no event tells."""
+    resumes_at: int | None = None
+    """The step that the run must go on from, where there is but one right answer."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run that is well under way, and what it takes to break it."""
+
+    run: TrainRun
+    draw: random.Random
+    cluster: DrillCluster | None
+    stack: contextlib.ExitStack
+    """What is let go of when the run is over."""
+
+    def worker(self) -> dict[str, Any]:
+        """One of its workers, drawn."""
+        return self.draw.choice(on_this_machine(self.run.workers()))
+
+    def victim(self) -> Victim:
+        """The process of one of them."""
+        return self.stack.enter_context(held(self.worker()))[0]
+
+
+def kill_worker(scene: Scene) -> Break:
+    """SIGKILL to a worker."""
+    victim = scene.victim()
+    now = time.time()
+    victim.send(signal.SIGKILL)
+    return Break(f"worker {victim.rank} killed (process {victim.pid})", now, victim.rank)
+
+
+def hang_worker(scene: Scene) -> Break:
+    """A worker that is there and does nothing."""
+    victim = scene.victim()
+    now = time.time()
+    victim.send(signal.SIGSTOP)
+    return Break(f"worker {victim.rank} stopped (process {victim.pid})", now, victim.rank)
+
+
+def slow_worker(scene: Scene) -> Break:
+    """A worker that stands most of the time."""
+    victim = scene.victim()
+    now = time.time()
+    while time.time() - now < _SLOW_FOR_S and not victim.has_ended(_RUNNING_S):
+        victim.send(signal.SIGSTOP)
+        victim.has_ended(_STOPPED_S)
+        victim.send(signal.SIGCONT)
+    slowed_s = time.time() - now
+    what = f"worker {victim.rank} slowed for {slowed_s:.0f} s (process {victim.pid})"
+    return Break(what, now, victim.rank)
+
+
+def kill_node(scene: Scene) -> Break:
+    """A Ray node gone with everything on it."""
+    assert scene.cluster is not None
+    worker = scene.worker()
+    now = time.time()
+    scene.cluster.kill(worker["node"])
+    return Break(f"node of worker {worker['rank']} killed ({worker['node'][:8]})", now, worker["rank"])
+
+
+def preempt(scene: Scene) -> Break:
+    """A Ray node that is about to be taken away."""
+    assert scene.cluster is not None
+    worker = scene.worker()
+    now = time.time()
+    scene.cluster.preempt(worker["node"], _PREEMPT_WITHIN_S)
+    return Break(f"node of worker {worker['rank']} drained ({worker['node'][:8]})", now, worker["rank"])
+
+
+def kill_driver(scene: Scene) -> Break:
+    """SIGKILL to the launcher: its workers must end by themselves, and the run must go on with --resume."""
+    with held(*on_this_machine(scene.run.workers())) as workers:
+        now = time.time()
+        scene.run.kill()
+        for worker in workers:
+            if not worker.has_ended(now + _END_OF_WORKERS_S - time.time()):
+                raise LossError(f"worker {worker.rank} trained on for {_END_OF_WORKERS_S:.0f} s without its launcher")
+        noticed = time.time()
+    scene.run.wait_until_free()
+    scene.run.resume()
+    return Break("launcher killed, then --resume", now, noticed=noticed)
+
+
+def corrupt_checkpoint(scene: Scene) -> Break:
+    """Ctrl-C, another bit in the newest checkpoint, and --resume: the one before must be used."""
+    status = scene.run.interrupt()
+    if status == 0:
+        raise OverError("it was done before it could be interrupted")
+    if status != 130:
+        raise LossError(f"the run ended with status {status} when it was interrupted: {scene.run.complaint()}")
+    *_, before, newest = sorted(_checkpoints(scene.run.run_dir))
+    flip_a_bit(newest / "tensors.safetensors", scene.draw)
+    now = time.time()
+    scene.run.resume()
+    what = f"a bit of {newest.name} flipped, then --resume"
+    return Break(what, now, resumes_at=_step_of(before))
+
+
+def flip_a_bit(path: Path, draw: random.Random) -> None:
+    """Change one bit of a file."""
+    with path.open("r+b") as file:
+        place = draw.randrange(path.stat().st_size)
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    return list((run_dir / "checkpoints").glob("step-*"))
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+BREAKS = {
+    "kill-worker": kill_worker,
+    "hang-worker": hang_worker,
+    "slow-worker": slow_worker,
+    "kill-node": kill_node,
+    "preempt": preempt,
+    "kill-driver": kill_driver,
+    "corrupt-checkpoint": corrupt_checkpoint,
+}
+NOTICES = {
+    "kill-worker": "failure",
+    "hang-worker": "hang",
+    "kill-node": "failure",
+    "preempt": "preemption",
+    "corrupt-checkpoint": "checkpoint_rejected",
+}
+"""The event by which a run tells that it has noticed."""
+NEED_NODES = ("kill-node", "preempt")
+NEED_A_LAUNCHER = ("kill-worker", "hang-worker")
+"""Drills in which somebody must be left who starts the worker again."""

@@ -1,0 +1,1 @@
+"""Scripts as one would write them without Shoal: the baselines that it is measured against. They stand alone."""

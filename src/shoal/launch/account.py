@@ -1,0 +1,116 @@
+"""What a launcher makes of the messages of workers in other processes: shown, written down, summed up on failure."""
+
+import contextlib
+import time
+from typing import Any, NoReturn
+
+from shoal.core.errors import RunError, UserError, WorkerError
+from shoal.launch.policy import Failure, Kind, is_retried
+from shoal.launch.run import Launch, Prepared
+from shoal.observe.records import Report
+from shoal.observe.run_folder import RunFolder, append_event
+from shoal.observe.runs import read_metrics, read_run, resume_command
+
+
+def failure_of(rank: int, node: str, message: dict[str, Any]) -> Failure:
+    """What a worker said of its own failure."""
+    kind: Kind = "network" if message["by_network"] else message["kind"]
+    notes = tuple(message["notes"])
+    return Failure(rank, kind, message["message"], node, message["traceback"], message["type"], notes)
+
+
+class Account:
+    """A run as its launcher knows it."""
+
+    def __init__(self, prepared: Prepared, how: Launch) -> None:
+        self.prepared = prepared
+        self.how = how
+        self.run_dir = prepared.run_dir.absolute()
+        self.world_size: int | None = None
+        self.restarts = 0
+        self.saved_step: int | None = None
+        self.first_step_s: float | None = None
+
+    def see(self, rank: int, message: dict[str, Any]) -> None:
+        """Show a message that is for whoever watches; others are none of its business."""
+        what = message["what"]
+        if what == "print":
+            self.how.console.event("print", {"rank": rank, "line": message["line"]})
+        elif what == "report":
+            self.how.console.report(Report(**message["report"]))
+        elif what == "event":
+            if message["name"] == "save":
+                self.saved_step = message["fields"]["step"]
+            self.how.console.event(message["name"], message["fields"])
+        elif what == "tick":
+            self.first_step_s = self.first_step_s or time.time() - self.how.started
+            self.how.console.tick(message["step"])
+
+    def note(self, name: str, fields: dict[str, Any], is_shown: bool = True) -> None:
+        """To the console, and to the run's events where there is a run."""
+        if is_shown:
+            self.how.console.event(name, fields)
+        events = self.run_dir / "events.jsonl"
+        if events.is_file():
+            with contextlib.suppress(OSError), events.open("a", encoding="utf-8") as file:
+                append_event(file, name, fields)
+
+    def note_failure(self, failure: Failure) -> None:
+        """Which worker failed, and how. What ends the run is raised, and so is not shown here."""
+        hide = self.prepared.loaded.hide
+        fields = {"rank": failure.rank, "node": failure.node, "kind": failure.kind, "message": hide(failure.message)}
+        if failure.type:
+            fields |= {"type": failure.type, "traceback": hide(failure.traceback)}
+        self.note("failure", fields, is_shown=is_retried(failure))
+
+    def give_up(self, failure: Failure, message: str) -> NoReturn:
+        """Raise what the user is to be told, after writing it down."""
+        message = self.prepared.loaded.hide(message)
+        is_run = (self.run_dir / "recipe.yaml").is_file()
+        if is_run:
+            self.note("failed", {"error": failure.type or failure.kind, "message": message})
+            self._write(self._summary("failed") | {"error": message})
+        if failure.kind == "user" and not is_run:
+            raise UserError(message)
+        if failure.kind == "exception":
+            raise WorkerError(failure.rank, failure.node, failure.type, message, failure.traceback)
+        error = RunError(message)
+        for note in failure.notes:
+            error.add_note(note)
+        raise error
+
+    def interrupted(self) -> dict[str, Any]:
+        """The summary of a run that is stopped while no workers run; where there is none yet, `KeyboardInterrupt`."""
+        if not (self.run_dir / "recipe.yaml").is_file():
+            raise KeyboardInterrupt
+        manifests = (self.run_dir / "checkpoints").glob("step-*/manifest.json")
+        step = max((int(path.parent.name.removeprefix("step-")) for path in manifests), default=0)
+        ending = {"step": step, "ended_by": self.how.stop(), "resume": resume_command(self.run_dir)}
+        summary = self._summary("interrupted") | ending
+        self.note("interrupted", {"step": step})
+        self._write(summary)
+        return summary
+
+    def _summary(self, status: str) -> dict[str, Any]:
+        """What the folder tells, where no worker is left to sum up."""
+        run, reports = read_run(self.run_dir), read_metrics(self.run_dir)
+        return {
+            "run": self.run_dir.name,
+            "run_dir": str(self.run_dir),
+            "status": status,
+            "step": run.step,
+            "epoch": reports[-1].get("epoch", 0.0) if reports else 0.0,
+            "metrics": run.metrics,
+            "weights_sha256": None,
+            "samples_per_s": None,
+            "time_to_first_step_s": self.first_step_s,
+            "restarts": self.restarts,
+            "resumed_from_step": None,
+            "world_size": self.world_size,
+            "goodput": None,
+            "verdict": "unknown, because the workers did not end by themselves",
+        }
+
+    def _write(self, summary: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the disk may be what failed
+            RunFolder(self.run_dir).write_summary(summary)
