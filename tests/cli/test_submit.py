@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from shoal.cli.main import run
+from shoal.cli.submit import _hint
+from shoal.launch.submit import State
 from shoal.observe.runs import read_run
 from tests.head import Head, head_node
 
@@ -383,3 +385,18 @@ def test_code_that_is_here_and_not_sent_is_warned_of(here: Path, capfd: Capture)
     shutil.move("slow_task.py", "elsewhere.py")
     assert run(["submit", "slow.yaml", "--address", NOBODY]) == 2
     assert "warning" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "message", "is_hinted"),
+    [
+        (127, "sh: 1: python: not found", True),
+        (1, "/usr/bin/python: No module named shoal", True),
+        (1, "ModuleNotFoundError: No module named 'shoal'", True),
+        (1, "error: task.name: no module named 'my_task'", False),
+        (2, "", False),
+    ],
+)
+def test_a_cluster_without_shoal_is_told_from_a_run_that_fails(exit_code: int, message: str, is_hinted: bool) -> None:
+    hint = _hint(State("job", "failed", exit_code, message, None))
+    assert (hint is not None) is is_hinted

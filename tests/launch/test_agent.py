@@ -167,10 +167,13 @@ def test_a_trainer_that_loads_its_data_does_not_count_as_standing(agent: Agent, 
     told = job(here, "pass")
     task = here / "agents_task.py"
     task.write_text(f"import time; print('loading', flush=True); time.sleep(600)\n{task.read_text()}")
-    agent.start(told)
+    pid = agent.start(told)
     follow(agent, printed("loading"))
     time.sleep(1.2)
     assert agent.poll(0, 0.0)["still_s"] == 0.0
+    os.kill(pid, signal.SIGSTOP)  # which is another matter
+    time.sleep(1.2)
+    assert agent.poll(0, 0.0)["still_s"] > 0.4
     agent.kill()
 
 

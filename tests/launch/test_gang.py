@@ -1,5 +1,6 @@
 """Many workers as one run, on this machine: whatever happens to them, the weights are those of the undisturbed run."""
 
+import contextlib
 import json
 import os
 import random
@@ -84,7 +85,8 @@ def kill(*ranks: int, number: int = signal.SIGKILL, after_s: float = 0.0) -> Cal
     def do(watch: Watch) -> None:
         time.sleep(after_s)
         for pid in [watch.pids()[rank] for rank in ranks]:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # what is asserted then tells
+                os.kill(pid, number)
 
     return do
 
@@ -174,7 +176,8 @@ def test_rank_0_killed_whatever_it_is_writing_costs_nothing(
     run.watch.always(kill_at_the_next)
     summary = run()
     assert summary["weights_sha256"] == expected
-    assert summary["restarts"] == killed >= 5, "so many files and folders are synced, at least"
+    assert killed >= 5, "so many files and folders are synced, at least"
+    assert summary["restarts"] in (killed, killed - 1), "the last may have come when all was written"
     left = {path.name for path in (here / "run" / "checkpoints").iterdir()}
     assert all(name.startswith("step-") for name in left), left
 
@@ -218,7 +221,7 @@ def test_a_stopped_worker_is_found_out_and_replaced(digits: Callable[..., Run], 
 def test_sigterm_to_a_worker_saves_and_goes_on(
     digits: Callable[..., Run], crew: LocalCrew, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    steps = {"checkpoint.every_steps": 1000, "train.steps": 120}
+    steps = {"checkpoint.every_steps": 1000, "train.steps": 240}
     expected = Run(crew, tmp_path_factory.mktemp("undisturbed"), **steps)()["weights_sha256"]
     run = digits(**steps)
     run.watch.when_step(20, kill(1, number=signal.SIGTERM))
@@ -227,7 +230,7 @@ def test_sigterm_to_a_worker_saves_and_goes_on(
     assert summary["restarts"] == 0 and summary["resumed_from_step"] >= 20
     assert "failure" not in run.watch.names()
     saves = [event["step"] for event in run.events("save")]
-    assert saves == [summary["resumed_from_step"], 120]
+    assert saves == [summary["resumed_from_step"], 240]
 
 
 def test_a_worker_with_loader_processes_is_missed_at_once(digits: Callable[..., Run], undisturbed: str) -> None:
@@ -311,7 +314,7 @@ def test_progress_starts_the_budget_anew(own: Callable[..., Run]) -> None:
 
 
 def test_stopping_saves_and_resuming_goes_on_exactly(digits: Callable[..., Run], undisturbed: str) -> None:
-    run = digits(**{"checkpoint.every_steps": 1000})
+    run = digits()
     run.watch.when_step(7, lambda watch: setattr(watch, "stop_reason", "SIGINT"))
     summary = run()
     assert summary["status"] == "interrupted" and summary["ended_by"] == "SIGINT" and 7 <= summary["step"] < 40
@@ -350,7 +353,7 @@ def test_a_worker_that_dies_while_the_run_is_stopped_leaves_what_was_saved(digit
 
 def test_a_signal_to_every_process_saves_and_ends_the_run(digits: Callable[..., Run]) -> None:
     """As Slurm and systemd send it: to the launcher, the warm process and the trainers."""
-    run = digits(**{"checkpoint.every_steps": 1000, "train.steps": 200})
+    run = digits(**{"checkpoint.every_steps": 1000, "train.steps": 400})
 
     def everywhere(watch: Watch) -> None:
         watch.stop_reason = "SIGTERM"

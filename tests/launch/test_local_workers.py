@@ -94,9 +94,13 @@ def test_a_second_signal_ends_everything_at_once(here: Path) -> None:
     wait_until_dead(*pids)
 
 
-def test_a_signal_while_the_workers_start_ends_it_without_a_trace(here: Path) -> None:
+def test_a_signal_while_the_workers_start_ends_it_without_a_trace(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("sockets")))
     process = start(here, *WORDS, in_loss="pass")
-    time.sleep(1.0)  # the warm process imports torch
+    while not list(Path(os.environ["TMPDIR"]).glob("shoal-*/*-*")):  # where the warm process listens
+        time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130

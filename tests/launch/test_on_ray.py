@@ -169,7 +169,11 @@ def test_what_is_waited_for_is_told(train: Callable[..., Run]):
     run = train(*RECIPE, "--workers", "4", "--wait", "5")
     run.end(status=1)
     message = run.log.read_text()
-    assert "waiting for 1 more workers of 1 CPU each" in message and "s left" in message and "given up" in message
+    assert (
+        "waiting for 4 more workers of 1 CPU each; the cluster has 3 CPU free" in message
+        and "s left" in message
+        and "given up" in message
+    )
 
 
 def test_no_cluster_is_told_with_a_remedy(tmp_path: Path):

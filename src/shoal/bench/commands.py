@@ -91,7 +91,7 @@ def wait_until(found: Callable[[], _Measured | None], what: str, limit_s: float 
     while time.monotonic() < deadline:
         if (value := found()) is not None:
             return value
-        time.sleep(0.02)
+        time.sleep(0.05)
     raise RunError(f"waited {limit_s:.0f} s in vain for {what}")
 
 

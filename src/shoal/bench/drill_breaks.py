@@ -13,7 +13,7 @@ from shoal.bench.drill_run import OverError, TrainRun, Victim, held, on_this_mac
 
 _SLOW_FOR_S = 4.0
 _STOPPED_S, _RUNNING_S = 0.5, 0.1
-_PREEMPT_WITHIN_S = 60.0
+_PREEMPT_WITHIN_S = 30.0
 _END_OF_WORKERS_S = 60.0
 """How long the workers of a launcher that was killed may go on."""
 

@@ -32,11 +32,6 @@ class Outcome:
         """The number of workers at every start."""
         return [len(event["workers"]) for event in self.events if event["event"] == "workers"]
 
-    def size_at(self, step: int) -> int:
-        """The number of workers that trained a step, the last time that it was."""
-        starts = [event for event in self.events if event["event"] == "start" and event["step"] < step]
-        return int(starts[-1]["world_size"]) if starts else 0
-
     @property
     def saved_steps(self) -> list[int]:
         """Where checkpoints were committed."""
@@ -67,7 +62,8 @@ class Comparison:
 
     losses: list[str]
     """What was lost, in words; nothing, if the list is empty."""
-    same_weights: bool
+    same_weights: bool | None
+    """None where nobody expects them to be: another number of workers adds up in another order."""
     loss_difference: float | None
     """The largest between the training losses of a step that can be compared; None where steps are missing."""
     compared: str
@@ -85,22 +81,35 @@ def compare(steady: Outcome, broken: Outcome, excuses: Sequence[str]) -> Compari
         return Comparison(lost, sha == expected, None, "the steps that were trained")
     change = _first_change(steady, broken)
     lost += _other_values(steady, broken)
-    exact, _ = _loss_difference(steady, broken, 0, change)
-    rough, step = (0.0, 0) if excuses else _loss_difference(steady, broken, change, change + _COMPARABLE_STEPS)
-    if exact > 0.0 or rough > TOLERANCE:
-        difference, step = _loss_difference(steady, broken, 0, change) if exact > 0.0 else (rough, step)
-        lost.append(f"the training loss of step {step} differs by {difference:.2g}")
+    exact = _loss_difference(steady, broken, 0, change)
+    rough = (0.0, 0) if excuses else _loss_difference(steady, broken, change, change + _COMPARABLE_STEPS)
+    for (difference, step), borne in ((exact, 0.0), (rough, TOLERANCE)):
+        if difference > borne:
+            lost.append(f"the training loss of step {step} differs by {difference:.2g}")
     if change == math.inf:
         if sha != expected:
             lost.append(f"the weights differ: {str(sha)[:16]} instead of {expected[:16]}")
         lost += _other_validation(steady, broken)
-    return Comparison(lost, sha == expected, max(exact, rough), _compared(change, excuses))
+    same_weights = sha == expected if change == math.inf else None
+    return Comparison(lost, same_weights, max(exact, rough)[0], _compared(change, excuses))
 
 
 def _first_change(steady: Outcome, broken: Outcome) -> float:
     """The last step before the two were trained by different numbers of workers; infinite if they never were."""
+    ours, theirs = _starts(steady), _starts(broken)
     steps = (report["step"] for report in steady.training())
-    return next((step - 1 for step in steps if steady.size_at(step) != broken.size_at(step)), math.inf)
+    return next((step - 1 for step in steps if _size_at(ours, step) != _size_at(theirs, step)), math.inf)
+
+
+def _starts(run: Outcome) -> list[tuple[int, int]]:
+    """Step and number of workers, newest first."""
+    starts = [event for event in run.events if event["event"] == "start"]
+    return [(event["step"], event["world_size"]) for event in reversed(starts)]
+
+
+def _size_at(starts: Sequence[tuple[int, int]], step: int) -> int | None:
+    """The number of workers that trained a step, the last time that it was."""
+    return next((size for start, size in starts if start < step), None)
 
 
 def _compared(change: float, excuses: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from shoal.core.errors import RunError
 
@@ -58,12 +59,16 @@ class DrillCluster:
             self.close()
             raise
 
+    def nodes(self) -> list[str]:
+        """Those that run, by their ids."""
+        return list(self._ask("nodes")["nodes"])
+
     def kill(self, node: str) -> None:
         """End a node with all its processes, without a word."""
         self._ask("kill", node)
 
     def preempt(self, node: str, within_s: float) -> None:
-        """Announce that a node will be taken away."""
+        """Announce that a node will be taken away, and do it then."""
         self._ask("preempt", node, within_s)
 
     def mend(self) -> None:
@@ -87,12 +92,12 @@ class DrillCluster:
             self._process.stdout.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _ask(self, *words: Any) -> None:
+    def _ask(self, *words: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the missing answer tells
             self._process.stdin.write(json.dumps(words).encode() + b"\n")
             self._process.stdin.flush()
-        self._answer()
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -123,10 +128,11 @@ def main() -> None:
             what, *arguments = json.loads(line)
             if what == "mend":
                 _mend(cluster, gone, {"num_cpus": cpus, **where})
-            else:
+            elif what in ("kill", "preempt"):
                 gone.add(arguments[0])
                 _kill(cluster, *arguments) if what == "kill" else _preempt(cluster, *arguments)
-            print("{}", file=answers)
+            nodes = [node.node_id for node in cluster.worker_nodes if node.node_id not in gone]
+            print(json.dumps({"nodes": nodes}), file=answers)
     finally:
         cluster.shutdown()
 
@@ -142,21 +148,21 @@ def _kill(cluster: Any, node: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _preempt(cluster: Any, node: str, within_s: float) -> None:
+def _drain(cluster: Any, node: str, deadline: float) -> None:
     from ray._raylet import GcsClient  # type: ignore[attr-defined] # there is no public way
 
     client = GcsClient(address=cluster.gcs_address)
-    accepted, why = client.drain_node(node, _PREEMPTED, "a drill", int((time.time() + within_s) * 1000))
+    accepted, why = client.drain_node(node, _PREEMPTED, "a drill", int(deadline * 1000))
     if not accepted:
         raise RuntimeError(f"Ray does not drain the node: {why}")
 
 
-def _mend(cluster: Any, gone: set[str], how: dict[str, Any]) -> None:
-    for node in [node for node in cluster.worker_nodes if node.node_id in gone]:
-        cluster.remove_node(node, allow_graceful=False)
-    for _ in gone:
-        cluster.add_node(**how)
-    gone.clear()
+def _mend(cluster: Any, leaving: dict[str, float], num_nodes: int, node: dict[str, Any]) -> None:
+    for name in leaving:
+        _kill(cluster, name)
+    leaving.clear()
+    while len(cluster.worker_nodes) < num_nodes:
+        cluster.add_node(**node)
     cluster.wait_for_nodes(timeout=_SETTLE_WITHIN_S)  # until those that are gone are known to be
 
 

@@ -24,8 +24,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def keep(folder: Path, name: str, result: dict[str, Any], bars: dict[str, float], unit: str) -> list[Path]:
-    """Write NAME-DATE.json, and NAME-DATE.png with one bar an entry; returns what was written."""
+def keep(
+    folder: Path,
+    name: str,
+    result: dict[str, Any],
+    bars: dict[str, float],
+    unit: str,
+    ideal: dict[str, float] | None = None,
+) -> list[Path]:
+    """Write NAME-DATE.json, and NAME-DATE.png with one bar an entry; returns what was written.
+
+    `ideal`: how long bars of these names would be at best, as an outline.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -43,6 +53,9 @@ def keep(folder: Path, name: str, result: dict[str, Any], bars: dict[str, float]
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.barh(list(bars), list(bars.values()))
+    if ideal:
+        axes.barh(list(ideal), list(ideal.values()), fill=False, linestyle="--", label="ideal")
+        axes.legend()
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     written.append(folder / f"{stem}.png")

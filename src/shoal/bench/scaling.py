@@ -21,7 +21,6 @@ from typing import Any
 
 from shoal.bench.commands import Tell, in_turns, plain_ddp, run, shoal_train
 from shoal.core.errors import UserError
-from shoal.core.storage import read_json_lines
 from shoal.launch.sizes import usable_cores
 from shoal.observe.runs import read_events, read_metrics
 from shoal.recipe.load import LoadedRecipe, load_recipe
@@ -115,12 +114,14 @@ def check_peer(recipe: Recipe, counts: Iterable[int]) -> None:
         raise UserError(f"--peer: compares {PEER_WORKERS} workers, which are not measured here; raise --max-workers")
     if recipe.model is None or recipe.data is None:
         raise UserError(f"--peer: needs the recipe's own data: and model:, but task {recipe.task.name} brings them")
-    train = recipe.train
+    train, parallel = recipe.train, recipe.parallel
     for name, is_set in (
         ("train.precision fp16", train.precision == "fp16"),
         ("train.compile", train.compile),
         ("train.micro_batch", train.micro_batch is not None),
         ("train.activation_checkpointing", train.activation_checkpointing),
+        ("parallel.compress", parallel.compress != "none"),
+        ("parallel.sync_every", parallel.sync_every > 1),
     ):
         if is_set:
             raise UserError(f"--peer: the hand-written script has no {name}; leave it out, or measure without --peer")

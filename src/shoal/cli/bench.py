@@ -11,8 +11,10 @@ from shoal.recipe.load import LoadedRecipe, load_recipe
 from shoal.recipe.merge import is_override
 
 _WORDS = click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
-_OUT = click.option("--out", default="bench", metavar="DIR", help="Where JSON and plot go (default: bench).")
+_OUT = click.option("-o", "--out", default="bench", metavar="DIR", help="Where JSON and plot go (default: bench).")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+_WORKERS = click.option("--workers", default=2, type=click.IntRange(1), help="Workers of each run (default: 2).")
+_ROUNDS = click.option("--rounds", default=5, type=click.IntRange(1), help="Each run once in each round (default: 5).")
 
 
 @click.group("bench")
@@ -64,9 +66,104 @@ def data_command(words: tuple[str, ...], rounds: int, out: str, as_json: bool) -
     return _tell(result, rows, keep(Path(out), f"data-{recipe.name}", result, bars, "samples/s"), as_json)
 
 
+@command.command("scaling")
+@_WORDS
+@click.option("--max-workers", type=click.IntRange(1), help="Measure 1, 2, ... so many (default: one a core).")
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "torchrun", "ray"]),
+    default="ray",
+    help="Who starts the workers (default: ray).",
+)
+@click.option("--weak/--strong", "is_weak", default=True, help="Keep the batch of a worker (default), or of all.")
+@click.option("--steps", default=10, type=click.IntRange(1), help="Steps that count, after a warm-up (default: 10).")
+@_ROUNDS
+@click.option("--peer", is_flag=True, help="Beside hand-written torchrun DDP, with two workers.")
+@_OUT
+@_JSON
+def scaling_command(
+    words: tuple[str, ...],
+    max_workers: int | None,
+    launcher: str,
+    is_weak: bool,
+    steps: int,
+    rounds: int,
+    peer: bool,
+    out: str,
+    as_json: bool,
+) -> int:
+    """Throughput, speed-up and efficiency of more and more workers, each with cores of its own. Without RECIPE:
+    resnet18 on 32x32 images, 64 a worker, one thread each."""
+    from shoal.bench.results import keep
+    from shoal.bench.scaling import COMPUTE_BOUND, PLAIN, Settings, measure, table
+
+    loaded = _load(words, COMPUTE_BOUND)
+    result = measure(loaded, Settings(max_workers, launcher, steps, rounds, is_weak, peer), _say)
+    names = {row["workers"]: f"{row['workers']} worker{'s' * (row['workers'] > 1)}" for row in result["workers"]}
+    bars = {names[row["workers"]]: row["samples_per_s"] for row in result["workers"]}
+    ideal = {name: count * bars[names[1]] for count, name in names.items()}
+    if peer:
+        bars[PLAIN] = result["peer"]["samples_per_s"]
+    written = keep(Path(out), f"scaling-{loaded.recipe.name}", result, bars, "samples/s", ideal)
+    rows = [("ratio", f"{result['peer']['ratio']:.3f} (Shoal on {launcher} / {PLAIN})")] if peer else []
+    _print_table(table(result), as_json)
+    return _tell(result, rows, written, as_json)
+
+
+@command.command("startup")
+@_WORKERS
+@_ROUNDS
+@click.option("--only", metavar="NAME,...", help="Measure only these, for example torchrun,shoal_local.")
+@_OUT
+@_JSON
+def startup_command(workers: int, rounds: int, only: str | None, out: str, as_json: bool) -> int:
+    """From the command to the first step, beside plain torchrun and plain Ray Train scripts."""
+    from shoal.bench.commands import choose
+    from shoal.bench.results import keep
+    from shoal.bench.startup import CONTENDERS, budget_table, measure, table
+
+    result = measure(workers, rounds, choose(only, CONTENDERS), _say)
+    written = keep(Path(out), "startup", result, result["first_step_s"], "seconds to the first step")
+    _print_table(table(result), as_json)
+    _print_table(budget_table(result), as_json)
+    return _tell(result, [], written, as_json)
+
+
+@command.command("restart")
+@_WORKERS
+@_ROUNDS
+@click.option("--only", metavar="NAME,...", help="Measure only these: ray_train, shoal_local, shoal_ray.")
+@_OUT
+@_JSON
+def restart_command(workers: int, rounds: int, only: str | None, out: str, as_json: bool) -> int:
+    """From killing a worker to training again, beside a plain Ray Train script."""
+    from shoal.bench.commands import choose
+    from shoal.bench.restart import CONTENDERS, measure, table
+    from shoal.bench.results import keep
+
+    result = measure(workers, rounds, choose(only, CONTENDERS), _say)
+    bars = {name: took["again_s"] for name, took in result["contenders"].items()}
+    written = keep(Path(out), "restart", result, bars, "seconds until training again")
+    _print_table(table(result), as_json)
+    return _tell(result, [], written, as_json)
+
+
 def _load(words: tuple[str, ...], default: Any) -> LoadedRecipe:
     recipes = [word for word in words if not is_override(word)]
     return load_recipe(recipes or [default], [word for word in words if is_override(word)])
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _print_table(rows: list[list[str]], as_json: bool) -> None:
+    """Columns as wide as they must be: names to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    for row in rows:
+        first, *others = row
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        click.echo("  ".join([f"{first:{widths[0]}}", *cells]).rstrip(), err=as_json)
 
 
 def _tell(result: dict[str, Any], rows: list[tuple[str, str]], written: list[Path], as_json: bool) -> int:

@@ -134,8 +134,8 @@ class _Trainer:
     def __init__(self, nursery: Nursery, job: dict[str, Any], listening: socket.socket | None) -> None:
         self.attempt: int = job["starts"]
         self.still_s = 0.0
-        """Seconds since it last made a step or a batch of an evaluation; none while it gets ready, which may be a long
-        download. Those in which the agent itself stood still do not count."""
+        """Seconds since it last made a step or a batch of an evaluation; while it gets ready, which may be a long
+        download, only those in which its process is stopped. When the agent itself stands still, none count."""
         self._nursery = nursery
         self._messages: list[dict[str, Any]] = []
         self._news = threading.Condition()
@@ -196,7 +196,7 @@ class _Trainer:
     def stacks(self) -> str:
         """Of every thread, or why they cannot be had."""
         try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            state = self._state()
             if state in "Tt":
                 return f"process {self.pid} is stopped (state {state}): somebody sent it SIGSTOP or debugs it"
             before = written = os.fstat(self._stacks).st_size
@@ -210,6 +210,13 @@ class _Trainer:
         except OSError as error:
             return f"the stacks of process {self.pid} cannot be had: {error}"
         return f"process {self.pid} (state {state}) did not write its stacks"
+
+    def _state(self) -> str:
+        """As `ps` shows it: T is stopped by a signal, t by a debugger, X has gone."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "X"
 
     def _follow(self) -> None:
         status = None
@@ -240,7 +247,7 @@ class _Trainer:
         """Pass on what there is, waiting for it if need be; where there was something."""
         began = time.monotonic()
         ready = [key.fileobj for key, _ in selector.select(timeout_s)]
-        if self._has_moved:
+        if self._has_moved or self._state() in "Tt":
             self.still_s += min(time.monotonic() - began, 2 * _LOOK_EVERY_S)
         # Messages are read before prints and told after them: what was printed before a message comes before it.
         said = [json.loads(line) for line in (self._said.read() if self._said in ready else [])]

@@ -88,18 +88,25 @@ class Gang:
             count = policy.size_to_start(len(ready), self.size, self.crew.expects_more())
             if count is not None:
                 return ready[:count]
-            if self.starts == 0 and self.how.wait_s == 0 and (obstacle := self.crew.obstacle()) is not None:
+            obstacle = self.crew.obstacle() if self.starts == 0 else None
+            if obstacle is not None and not self.how.wait_s:
                 raise UserError(
                     f"cluster.workers: {obstacle}; ask for fewer or smaller ones, or wait with --wait SECONDS"
                 )
-            limit_s = max(self.how.wait_s, _START_S) if self.starts == 0 else self.recipe.failures.machine_timeout_s
+            limit_s = self._longest_wait_s(obstacle is not None)
             if waited_s > limit_s:
                 raise RunError(f"cluster.workers: waited {waited_s:.0f} s for {self.crew.waiting_for()}; given up")
-            if waited_s - told >= 1.0 and waited_s > 2.0:
+            if waited_s - told >= 1.0 and waited_s > 2.0 and len(ready) < self.size.least:
                 told = waited_s
                 left_s = round(limit_s - waited_s)
                 self.how.console.event("waiting", {"for": self.crew.waiting_for(), "seconds_left": left_s})
             time.sleep(0.05)
+
+    def _longest_wait_s(self, is_more_than_there_is: bool) -> float:
+        """For machines that were lost, for those that the cluster does not have yet, or for room on those it has."""
+        if self.starts:
+            return self.recipe.failures.machine_timeout_s
+        return self.how.wait_s if is_more_than_there_is else max(self.how.wait_s, _START_S)
 
     def _start(self, members: list[Member]) -> Attempt:
         """Start a worker at each member; those that cannot are failures of the attempt."""

@@ -130,7 +130,9 @@ class RayCrew:
         assert isinstance(member, RayMember)
         with contextlib.suppress(RayError, ValueError):
             ray.kill(member.actor)
-        self._members = [self._ask(other.bundle) if other is member else other for other in self._members]
+        # Ray moves what was reserved on a machine that is gone, but not what is on one that is about to go.
+        bundle = None if member.node in self._leaving else member.bundle
+        self._members = [self._ask(bundle) if other is member else other for other in self._members]
 
     def obstacle(self) -> str | None:
         """What the machines of the cluster lack for the least number of workers."""

@@ -2,8 +2,7 @@
 
     python plain_ray_train.py --out lines.jsonl --steps 100 [--address HOST:PORT]
 
-Every step of every worker becomes a line in a file, from which others read when the first step was done and which
-process to kill.
+A file tells when the first step was done, a checkpoint saved and a failure noticed, and which processes work.
 """
 
 import argparse
@@ -31,6 +30,12 @@ def small_model() -> nn.Module:
     )
 
 
+def note(out: str, **fields: Any) -> None:
+    """A line in a file for whoever measures."""
+    with Path(out).open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps({"time": time.time(), **fields}) + "\n")
+
+
 def train_loop(config: dict[str, Any]) -> None:
     """What each worker runs; started again after a failure, it goes on from the last checkpoint for a few steps."""
     context = ray.train.get_context()
@@ -50,24 +55,26 @@ def train_loop(config: dict[str, Any]) -> None:
     if checkpoint is not None:
         optimizer.load_state_dict(saved["optimizer"])
     per_epoch = len(images) // (batch * world_size)
-    with open(config["out"], "a", buffering=1, encoding="utf-8") as lines:  # noqa: PTH123 - as one would
-        while step < last:
-            first = (step % per_epoch * world_size + rank) * batch
-            loss = nn.functional.cross_entropy(model(images[first : first + batch]), labels[first : first + batch])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            lines.write(json.dumps({"time": time.time(), "rank": rank, "pid": os.getpid(), "step": step}) + "\n")
-            if step == config["save_at"]:
-                with tempfile.TemporaryDirectory() as folder:
-                    if rank == 0:
-                        state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                        torch.save(state, Path(folder) / "state.pt")
-                    ray.train.report({}, checkpoint=Checkpoint.from_directory(folder) if rank == 0 else None)
+    began = step
+    while step < last:
+        first = (step % per_epoch * world_size + rank) * batch
+        loss = nn.functional.cross_entropy(model(images[first : first + batch]), labels[first : first + batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if step == began + 1:
+            note(config["out"], what="first_step", rank=rank, pid=os.getpid())
+        if step == config["save_at"]:
+            with tempfile.TemporaryDirectory() as folder:
+                if rank == 0:
+                    state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                    torch.save(state, Path(folder) / "state.pt")
+                ray.train.report({}, checkpoint=Checkpoint.from_directory(folder) if rank == 0 else None)
+            note(config["out"], what="saved", rank=rank, pid=os.getpid())
 
 
-class NoteFailures(UserCallback):  # type: ignore[misc]
+class NoteFailures(UserCallback):
     """Writes down when Ray Train has noticed that a worker failed."""
 
     def __init__(self, out: str) -> None:
@@ -75,8 +82,7 @@ class NoteFailures(UserCallback):  # type: ignore[misc]
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """In Ray Train's controller."""
-        with open(self.out, "a", encoding="utf-8") as lines:  # noqa: PTH123 - as one would
-            lines.write(json.dumps({"time": time.time(), "noticed": sorted(worker_exceptions)}) + "\n")
+        note(self.out, what="noticed")
 
 
 def main() -> None:
@@ -98,7 +104,7 @@ def main() -> None:
             run_config=RunConfig(
                 storage_path=storage,
                 failure_config=FailureConfig(max_failures=3),
-                callbacks=[NoteFailures(args.out)],
+                callbacks=[NoteFailures(args.out)],  # type: ignore[list-item]
             ),
         ).fit()
 
