@@ -119,22 +119,38 @@ def main() -> None:
     num_nodes, cpus = int(sys.argv[1]), int(sys.argv[2])
     head = {"num_cpus": 0, "include_dashboard": False, **where}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-    gone: set[str] = set()
     try:
         for _ in range(num_nodes):
             cluster.add_node(num_cpus=cpus, **where)
         print(json.dumps({"address": cluster.address}), file=answers)
-        for line in sys.stdin:
-            what, *arguments = json.loads(line)
-            if what == "mend":
-                _mend(cluster, gone, {"num_cpus": cpus, **where})
-            elif what in ("kill", "preempt"):
-                gone.add(arguments[0])
-                _kill(cluster, *arguments) if what == "kill" else _preempt(cluster, *arguments)
-            nodes = [node.node_id for node in cluster.worker_nodes if node.node_id not in gone]
-            print(json.dumps({"nodes": nodes}), file=answers)
+        _obey(cluster, num_nodes, {"num_cpus": cpus, **where}, answers)
     finally:
         cluster.shutdown()
+
+
+def _obey(cluster: Any, num_nodes: int, node: dict[str, Any], answers: TextIO) -> None:
+    """Carry out one order after the other; nodes that are preempted go when their time has come."""
+    leaving: dict[str, float] = {}
+    while True:
+        left_s = max(0.0, min(leaving.values()) - time.time()) if leaving else None
+        if not select.select([sys.stdin], [], [], left_s)[0]:
+            for name in [name for name, then in leaving.items() if then <= time.time()]:
+                _kill(cluster, name)
+                del leaving[name]
+            continue
+        if not (line := sys.stdin.readline()):
+            return
+        what, *arguments = json.loads(line)
+        if what == "kill":
+            _kill(cluster, *arguments)
+        elif what == "preempt":
+            name, within_s = arguments
+            leaving[name] = time.time() + within_s
+            _drain(cluster, name, leaving[name])
+        elif what == "mend":
+            _mend(cluster, leaving, num_nodes, node)
+        nodes = [node.node_id for node in cluster.worker_nodes if node.node_id not in leaving]
+        print(json.dumps({"nodes": nodes}), file=answers)
 
 
 def _kill(cluster: Any, node: str) -> None:
