@@ -21,7 +21,11 @@ _RAY = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 @contextlib.contextmanager
 def running_cluster(cpus: int, settle_s: float = _SETTLE_S) -> Iterator[tuple[str, dict[str, str]]]:
     """Its address, and the environment by which commands may use it. Nobody else finds it, and only it is stopped."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray takes the loopback's address for the machine's other one
+    }
     port, *others = _free_ports(4)
     # Short, because the names of sockets in there are limited.
     with tempfile.TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True) as folder:
@@ -33,8 +37,7 @@ def running_cluster(cpus: int, settle_s: float = _SETTLE_S) -> Iterator[tuple[st
             *("--ray-client-server-port", str(others[2]), "--disable-usage-stats"),
         ]
         log = Path(folder) / "head.log"
-        # Without the variable Ray would look for another address than the loopback's.
-        with started(command, log, token | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}) as head:
+        with started(command, log, environment) as head:
 
             def answers() -> bool | None:
                 if head.poll() is not None:
@@ -44,7 +47,7 @@ def running_cluster(cpus: int, settle_s: float = _SETTLE_S) -> Iterator[tuple[st
             try:
                 wait_until(answers, "a Ray cluster to start")
                 time.sleep(settle_s)
-                yield f"127.0.0.1:{port}", token
+                yield f"127.0.0.1:{port}", environment
             finally:
                 end(head, signal.SIGINT)  # at a SIGTERM it would wait for half a minute
 

@@ -16,7 +16,7 @@ from shoal.core.section import one_of
 PEERS = Path(__file__).parent / "peers"
 Tell = Callable[[str], None]
 _Measured = TypeVar("_Measured")
-_LIMIT_S = 1800.0
+_LIMIT_S = 900.0
 _ENDS_WITHIN_S = 20.0
 
 

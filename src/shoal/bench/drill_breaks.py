@@ -75,13 +75,15 @@ def slow_worker(scene: Scene) -> Break:
     """A worker that stands most of the time."""
     victim = scene.victim()
     now = time.time()
-    while time.time() - now < _SLOW_FOR_S and not victim.has_ended(_RUNNING_S):
+    while True:
         victim.send(signal.SIGSTOP)
-        victim.has_ended(_STOPPED_S)
+        if victim.has_ended(_STOPPED_S):
+            raise OverError(f"worker {victim.rank} had ended")
         victim.send(signal.SIGCONT)
+        if time.time() - now > _SLOW_FOR_S or victim.has_ended(_RUNNING_S):
+            break
     slowed_s = time.time() - now
-    what = f"worker {victim.rank} slowed for {slowed_s:.0f} s (process {victim.pid})"
-    return Break(what, now, victim.rank)
+    return Break(f"worker {victim.rank} slowed for {slowed_s:.1f} s (process {victim.pid})", now, victim.rank)
 
 
 def kill_node(scene: Scene) -> Break:
@@ -120,7 +122,7 @@ def corrupt_checkpoint(scene: Scene) -> Break:
     """Ctrl-C, another bit in the newest checkpoint, and --resume: the one before must be used."""
     status = scene.run.interrupt()
     if status == 0:
-        raise OverError("it was done before it could be interrupted")
+        raise OverError("the run was done before it could be interrupted")
     if status != 130:
         raise LossError(f"the run ended with status {status} when it was interrupted: {scene.run.complaint()}")
     *_, before, newest = sorted(_checkpoints(scene.run.run_dir))

@@ -64,7 +64,7 @@ class TrainRun:
         """Wait until that step is reported; the newest that is."""
         while (reached := self._last_step()) < step:
             if self._is_over():
-                raise OverError(f"it ended with status {self.status} before step {step}")
+                raise OverError(f"the run ended with status {self.status} before step {step}")
             self._sleep()
         return reached
 

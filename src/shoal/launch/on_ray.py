@@ -141,6 +141,12 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
 
 def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> Any:
     try:
+        if address == "auto":
+            # What Ray would find: one that ran here and no longer answers would be tried for minutes.
+            found = ray._private.services.canonicalize_bootstrap_address(address)
+            host, port = _host_and_port(found)
+            if port:
+                _check_answers(f"auto, which is {found}", host, port)
         return ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise _no_cluster(address, next(iter(str(error).strip().splitlines()), type(error).__name__)) from error

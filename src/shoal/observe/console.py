@@ -14,6 +14,7 @@ from shoal.observe.records import Report
 
 _REFRESH_S = 0.2
 _LINE_EVERY_S = 2.0
+_WAIT_EVERY_S = 10.0
 _IN_BAR = ("train_loss", "samples_per_s")
 
 
@@ -118,6 +119,7 @@ class LineConsole:
         self.stream = stream
         self.num_steps = 0
         self._next_line = 0.0
+        self._next_wait = 0.0
 
     def report(self, report: Report) -> None:
         """At most one line every two seconds, and every evaluation."""
@@ -130,8 +132,12 @@ class LineConsole:
             )
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
-        """In words, if a person wants to know."""
+        """In words, if a person wants to know; what is waited for is counted down in steps of ten seconds."""
         self.num_steps = fields.get("num_steps", self.num_steps)
+        if name == "waiting":
+            if (now := time.perf_counter()) < self._next_wait:
+                return
+            self._next_wait = now + _WAIT_EVERY_S
         if (line := event_line(name, fields)) is not None:
             self._write(line)
 

@@ -38,6 +38,8 @@ class RunFolder:
             self._lock.acquire(timeout=wait_s, poll_interval=0.05)
         except Timeout:
             raise UserError(f"--resume: {self.path} is being trained by another process; stop that one first") from None
+        except NotImplementedError as error:
+            raise UserError(f"--run-dir: {self.path} is on a file system without locks; choose another") from error
         except OSError as error:
             raise UserError(f"--run-dir: {self.path} cannot be written: {error.strerror or error}") from error
 

@@ -1,0 +1,123 @@
+"""Real drills: real runs, broken for real."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.bench.drill import Request, run_drills
+from shoal.core.errors import UserError
+from shoal.observe.runs import read_events, read_metrics
+from tests.launch.processes import wait_until_dead
+from tests.launch.watched import RECIPE
+
+DIGITS = [
+    *("train.steps=200", "train.epochs=null", "checkpoint.every_steps=20", "evaluate.every_steps=100"),
+    *("cluster.workers=2", "cluster.threads_per_worker=1", "cluster.gpus_per_worker=0"),
+]
+LOCAL = ("kill-worker", "hang-worker", "slow-worker", "kill-driver", "corrupt-checkpoint")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every drill that needs no Ray, on digits with dropout."""
+    folder = tmp_path_factory.mktemp("drill") / "runs"
+    said: list[str] = []
+    result = run_drills(Request(["digits"], DIGITS, LOCAL, "local", folder=folder, seed=1, say=said.append))
+    assert any("undisturbed" in line for line in said)
+    return result
+
+
+def drill(result: dict[str, Any], name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A drill's result and the events of its run."""
+    found: dict[str, Any] = next(drill for drill in result["drills"] if drill["drill"] == name)
+    return found, read_events(Path(found["run_dir"]))
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_nothing_is_lost(local: dict[str, Any], name: str) -> None:
+    found, events = drill(local, name)
+    assert found["passed"] and found["losses"] == [] and found["same_weights"] is True
+    summary = json.loads((Path(found["run_dir"]) / "summary.json").read_text())
+    assert summary["weights_sha256"] == local["undisturbed"]["weights_sha256"]
+    # It was well under way when it was broken.
+    saved = [event["step"] for event in events if event["event"] == "save"]
+    assert saved[1] < found["at_step"] < 200 == saved[-1]
+    reports = [report for report in read_metrics(Path(found["run_dir"])) if "train_loss" in report["metrics"]]
+    assert [report["step"] for report in reports] == list(range(1, 201))
+    wait_until_dead(*(worker["pid"] for event in events if event["event"] == "workers" for worker in event["workers"]))
+
+
+def test_a_worker_was_killed(local: dict[str, Any]) -> None:
+    found, events = drill(local, "kill-worker")
+    (failure,) = [event for event in events if event["event"] == "failure"]
+    assert failure["rank"] == found["rank"] and "SIGKILL" in failure["message"]
+    assert found["world_sizes"] == [2, 2]
+    assert 0 <= found["noticed_after_s"] < found["training_again_after_s"] < 60
+    assert 0 <= found["steps_lost"] <= 20
+
+
+def test_a_worker_hung(local: dict[str, Any]) -> None:
+    found, events = drill(local, "hang-worker")
+    (hang,) = [event for event in events if event["event"] == "hang"]
+    assert "is stopped" in hang["stacks"][str(found["rank"])]
+    assert found["noticed_after_s"] >= hang["timeout_s"] >= 3.0
+    assert found["training_again_after_s"] > found["noticed_after_s"]
+
+
+def test_a_worker_was_slow_and_nobody_minded(local: dict[str, Any]) -> None:
+    found, events = drill(local, "slow-worker")
+    assert found["world_sizes"] == [2] and found["noticed_after_s"] is None and found["steps_lost"] == 0
+    assert not {"failure", "restart", "hang"} & {event["event"] for event in events}
+    times = [event["time"] for event in events if event["event"] == "save"]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) > 1.0, "it was not slow"
+
+
+def test_the_launcher_was_killed_and_the_run_resumed(local: dict[str, Any]) -> None:
+    found, events = drill(local, "kill-driver")
+    assert [event["event"] for event in events].count("start") == 2
+    assert "failure" not in {event["event"] for event in events}, "somebody was left to notice"
+    assert 0 <= found["noticed_after_s"] < found["training_again_after_s"]
+
+
+def test_a_spoilt_checkpoint_was_rejected(local: dict[str, Any]) -> None:
+    found, events = drill(local, "corrupt-checkpoint")
+    (rejected,) = [event for event in events if event["event"] == "checkpoint_rejected"]
+    (resume,) = [event for event in events if event["event"] == "resume"]
+    assert resume["step"] == max(
+        event["step"] for event in events if event["event"] == "save" and event["step"] < rejected["step"]
+    )
+    assert found["steps_lost"] == rejected["step"] - resume["step"] > 0
+    assert list((Path(found["run_dir"]) / "checkpoints").glob("corrupt-step-*"))
+
+
+@pytest.mark.slow
+def test_nodes_that_go_leave_a_smaller_run_with_the_same_samples(tmp_path: Path) -> None:
+    words = [*RECIPE[1:], "train.steps=1500", "cluster.workers=2", "cluster.min_workers=1"]
+    result = run_drills(Request(RECIPE[:1], words, ["kill-node", "preempt"], folder=tmp_path / "runs"))
+    for name in ("kill-node", "preempt"):
+        found, events = drill(result, name)
+        assert found["passed"], found
+        assert found["world_sizes"] == [2, 1] and found["same_weights"] is None
+        assert "to 0.0001 for 20 steps after it" in found["compared"] and found["loss_difference"] < 1e-4
+        assert found["training_again_after_s"] < 60
+        (resize,) = [event for event in events if event["event"] == "resize"]
+        assert (resize["from"], resize["to"]) == (2, 1)
+    assert drill(result, "preempt")[0]["steps_lost"] <= 1
+
+
+@pytest.mark.slow
+def test_a_spare_node_takes_over_and_the_weights_are_the_same(tmp_path: Path) -> None:
+    words = [*RECIPE[1:], "train.steps=1500", "cluster.workers=2"]
+    result = run_drills(Request(RECIPE[:1], words, ["kill-node", "preempt"], folder=tmp_path / "runs"))
+    for found in result["drills"]:
+        assert found["passed"] and found["same_weights"] is True and found["world_sizes"] == [2, 2], found
+
+
+def test_a_run_that_saves_too_seldom_is_not_drilled(tmp_path: Path) -> None:
+    words = [*DIGITS, "train.steps=40", "checkpoint.every_steps=30", "cluster.workers=1"]
+    request = Request(["digits"], words, ["slow-worker"], "local", folder=tmp_path / "runs")
+    with pytest.raises(UserError, match=r"checkpoint.every_steps: the run saves after steps 30, 40 and ends at 40; .*"):
+        run_drills(request)
