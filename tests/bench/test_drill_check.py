@@ -105,8 +105,9 @@ def test_times_and_steps_are_counted_from_the_break() -> None:
     assert (result.noticed_after_s, result.training_again_after_s, result.steps_lost) == (1.5, 3.0, 7)
 
 
-def test_a_drill_that_nobody_noticed_proves_nothing() -> None:
-    result = judged("kill-worker")
+@pytest.mark.parametrize("events", [(), RESUMED, (event("failure", 11.0),)])
+def test_a_run_that_did_not_notice_or_was_over_by_then_proves_nothing(events: tuple[dict[str, Any], ...]) -> None:
+    result = judged("kill-worker", *events)
     assert not result.passed and result.losses == [] and "over before it noticed" in result.nothing_broken
 
 
@@ -129,7 +130,7 @@ def test_a_spoilt_checkpoint_must_lead_to_the_one_before() -> None:
     assert judged("corrupt-checkpoint", rejected, *RESUMED, resumes_at=30).losses == [
         "the run went on from step 40 instead of step 30"
     ]
-    assert judged("corrupt-checkpoint", rejected, resumes_at=30).losses == [
+    assert judged("corrupt-checkpoint", rejected, event("first_step", 12.0, step=1), resumes_at=30).losses == [
         "the run went on from the beginning instead of step 30"
     ]
 

@@ -25,8 +25,7 @@ def write_recipe(folder: Path, module: str, in_loss: str) -> str:
     return f"{module}.yaml"
 
 
-def test_a_run_that_loses_nothing_passes(here: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(here))
+def test_a_run_that_loses_nothing_passes(here: Path, capfd: Capture) -> None:
     recipe = write_recipe(here, "task_of_good_drill", "import time; time.sleep(0.005)")
     assert run(["drill", recipe, *LONGER, "--seed", "2"]) == 0
     out, err = capfd.readouterr()
@@ -41,9 +40,8 @@ def test_a_run_that_loses_nothing_passes(here: Path, capfd: Capture, monkeypatch
     assert not (here / "runs").exists()
 
 
-def test_state_that_a_restart_forgets_is_a_loss(here: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_a_restart_forgets_is_a_loss(here: Path, capfd: Capture) -> None:
     """The task counts its steps in an attribute, which no checkpoint holds, and its loss goes by it."""
-    monkeypatch.setenv("PYTHONPATH", str(here))
     recipe = write_recipe(here, "task_of_lossy_drill", "return model(batch[0]).square().mean() / step")
     assert run(["drill", recipe, *LONGER, "--kill-worker", "--dir", "kept", "--json"]) == 1
     out, err = capfd.readouterr()
@@ -90,7 +88,7 @@ def test_wrong_input_that_only_the_run_finds_is_told(here: Path, capfd: Capture)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_even_a_worker_that_stands(here: Path, number: int) -> None:
-    words = ["digits", "train.steps=2000", "train.epochs=null", "checkpoint.every_steps=10", "--launcher", "local"]
+    words = ["digits", "train.steps=150", "train.epochs=null", "checkpoint.every_steps=10", "--launcher", "local"]
     drill = subprocess.Popen(
         [sys.executable, "-m", "shoal.cli.main", "drill", *words, "--hang-worker", "--dir", "kept"],
         stderr=subprocess.PIPE,

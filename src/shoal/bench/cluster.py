@@ -15,7 +15,11 @@ from shoal.core.errors import RunError
 
 _SETTLE_S = 10.0
 """Its processes are busy with their own start for a while after it answers."""
-_RAY = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
+_RAY = (
+    "import ctypes, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGINT); "
+    "from ray.scripts.scripts import main; sys.exit(main())"
+)
+"""The command `ray`, which ends with this process however that ends."""
 
 
 @contextlib.contextmanager

@@ -240,7 +240,7 @@ def judge(name: str, done: Break, broken: Outcome, comparison: Comparison, reach
     if name == "slow-worker":
         if resume is not None or any(broken.first(event, done.time) for event in ("failure", "hang", "restart")):
             losses.append("the workers were restarted, although one of them was merely slow")
-    elif noticed is None and not losses:
+    elif (noticed is None or resume is None) and not losses:
         nothing_broken = "the run was over before it noticed; train longer for this drill"
     if name == "preempt" and steps_lost is not None and steps_lost > 1:
         losses.append(f"{steps_lost} steps were trained again, although the preemption was announced")

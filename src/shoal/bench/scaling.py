@@ -66,7 +66,7 @@ def measure(loaded: LoadedRecipe, settings: Settings, tell: Tell = lambda line: 
     """Samples a second for each number of workers, and what follows from it."""
     recipe = loaded.recipe
     threads = recipe.cluster.threads_per_worker or 1
-    counts = worker_counts(recipe, threads, settings)
+    counts = worker_counts(recipe, threads, settings, usable_cores())
     if settings.peer:
         check_peer(recipe, counts)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as temporary:
@@ -95,9 +95,8 @@ def measure(loaded: LoadedRecipe, settings: Settings, tell: Tell = lambda line: 
     return result
 
 
-def worker_counts(recipe: Recipe, threads: int, settings: Settings) -> list[int]:
+def worker_counts(recipe: Recipe, threads: int, settings: Settings, cores: int) -> list[int]:
     """1, 2, 3, 4, then doubled, and the most; for strong scaling those that divide the global batch."""
-    cores = usable_cores()
     most = settings.max_workers or max(1, cores // threads)
     if most * threads > cores:
         raise UserError(

@@ -122,7 +122,7 @@ def _print_table(result: dict[str, Any], to_stderr: bool) -> None:
             "-" if drill["steps_lost"] is None else str(drill["steps_lost"]),
             " > ".join(map(str, drill["world_sizes"])) or "-",
             "-" if same is None else "same" if same else "differ",
-            "passed" if drill["passed"] else "failed",
+            "passed" if drill["passed"] else "failed" if drill["losses"] else "not broken",
         )
     how: dict[str, Any] = {"highlight": False, "markup": False, "stderr": to_stderr}
     console = Console(**how)

@@ -203,7 +203,9 @@ def _failed(run_dir: Path, error: Exception) -> dict[str, Any]:
 
     short = {"run": run_dir.name, "run_dir": str(run_dir), "status": "failed", "error": str(error)}
     left = read_run(run_dir).summary if run_dir.is_dir() else {}
-    return left if left.get("status") == "failed" and left.get("error") == str(error) else short
+    # A worker's error says which worker it was; the summary says only what.
+    is_of_this = left.get("status") == "failed" and bool(left.get("error")) and str(error).endswith(left["error"])
+    return left if is_of_this else short
 
 
 def _print_json(summary: dict[str, Any]) -> None:

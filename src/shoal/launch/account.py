@@ -67,16 +67,16 @@ class Account:
         """Raise what the user is to be told, after writing it down."""
         message = self.prepared.loaded.hide(message)
         is_run = (self.run_dir / "recipe.yaml").is_file()
+        error: UserError | RunError
+        if failure.kind == "exception":
+            error = WorkerError(failure.rank, failure.node, failure.type, message, failure.traceback)
+        else:
+            error = UserError(message) if failure.kind == "user" and not is_run else RunError(message)
+            for note in failure.notes:
+                error.add_note(note)
         if is_run:
             self.note("failed", {"error": failure.type or failure.kind, "message": message})
             self._write(self._summary("failed") | {"error": message})
-        if failure.kind == "user" and not is_run:
-            raise UserError(message)
-        if failure.kind == "exception":
-            raise WorkerError(failure.rank, failure.node, failure.type, message, failure.traceback)
-        error = RunError(message)
-        for note in failure.notes:
-            error.add_note(note)
         raise error
 
     def interrupted(self) -> dict[str, Any]:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.launch.environment import network_environment
-from shoal.launch.lines import Lines
+from shoal.launch.lines import LONGEST_PRINT, Lines
 from shoal.launch.nursery import Nursery
 
 LEASE_S = 30.0
 """A trainer whose launcher has not asked for so long is ended: where a machine was cut off, another has its place."""
-_LONGEST_LINE = 10_000
 _STACKS_WITHIN_S = 2.0
 _KILLED_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.5
@@ -158,7 +157,7 @@ class _Trainer:
                 os.close(descriptor)
         for reader in readers:
             os.set_blocking(reader, False)
-        self._prints = {"stdout": Lines(readers[0], _LONGEST_LINE), "stderr": Lines(readers[1], _LONGEST_LINE)}
+        self._prints = {"stdout": Lines(readers[0], LONGEST_PRINT), "stderr": Lines(readers[1], LONGEST_PRINT)}
         self._said = Lines(self._channel.fileno())
         self._thread = threading.Thread(target=self._follow, name="trainer", daemon=True)
         self._thread.start()
@@ -254,7 +253,9 @@ class _Trainer:
         printed = [_print(name, line) for name, lines in self._prints.items() for line in lines.read()]
         if any(message["what"] == "beat" for message in said):
             self._has_moved, self.still_s = True, 0.0
-        self._has_spoken = self._has_spoken or any(message["what"] in ("ended", "failed") for message in said)
+        if any(message["what"] in ("ended", "failed") for message in said):
+            self._has_spoken = True  # nobody asks after that, so a line without an end is told now
+            printed += [_print(name, line) for name, lines in self._prints.items() for line in lines.rest()]
         self._tell(printed + [message for message in said if message["what"] != "beat"])
         for lines in (self._said, *self._prints.values()):
             if lines in ready and not lines.is_open:

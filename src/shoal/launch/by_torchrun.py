@@ -21,7 +21,9 @@ from shoal.launch import policy
 from shoal.launch.account import Account, failure_of
 from shoal.launch.crew import LOOPBACK
 from shoal.launch.environment import nccl_environment, network_environment
+from shoal.launch.lines import LONGEST_PRINT, Lines
 from shoal.launch.local import threads_of
+from shoal.launch.nursery import short_address
 from shoal.launch.policy import Failure
 from shoal.launch.run import Launch, Prepared
 
@@ -54,18 +56,17 @@ class _Stream:
         self.rank = -1
         self.start = -1
         self.name = ""
-        self._rest = b""
+        self.lines = Lines(connection.fileno())
 
-    def read(self) -> list[bytes] | None:
-        """New lines; None when there will be no more."""
-        try:
-            new = self.connection.recv(1 << 16)
-        except ConnectionError:
-            new = b""
-        if not new:
-            return None
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        return lines
+    def is_called(self, name: str) -> None:
+        """What comes: of what is printed, only so much of a line is kept."""
+        self.name = name
+        self.lines.longest = None if name == "messages" else LONGEST_PRINT
+
+    def read(self) -> list[str]:
+        """New lines, and the last one too, whole or not, when there will be no more."""
+        lines = self.lines.read()
+        return lines if self.lines.is_open or self.name == "messages" else lines + self.lines.rest()
 
     def send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it has ended, which reading will tell
@@ -93,7 +94,8 @@ class _Watch:
 
     def run(self) -> dict[str, Any]:
         """The summary of rank 0."""
-        self._listening.bind(str(self.folder / "launcher"))
+        with short_address(self.folder / "launcher") as address:
+            self._listening.bind(address)
         self._listening.listen(1024)
         self._streams.register(self._listening, selectors.EVENT_READ)
         agent = self._start_torchrun()
@@ -163,10 +165,9 @@ class _Watch:
                 self._streams.register(connection, selectors.EVENT_READ, _Stream(connection))
                 continue
             stream: _Stream = key.data
-            lines = stream.read()
-            for line in lines or []:
+            for line in stream.read():
                 self._take(stream, line)
-            if lines is None:
+            if not stream.lines.is_open:
                 self._streams.unregister(stream.connection)
                 stream.connection.close()
                 self._miss(stream)
@@ -180,11 +181,11 @@ class _Watch:
     def _workers_streams(self) -> list[_Stream]:
         return [key.data for key in self._streams.get_map().values() if key.data is not None]
 
-    def _take(self, stream: _Stream, line: bytes) -> None:
+    def _take(self, stream: _Stream, line: str) -> None:
         if not stream.name:
             self._greet(stream, json.loads(line))
         elif stream.name != "messages":
-            self.account.see(stream.rank, {"what": "print", "line": line.decode(errors="replace")})
+            self.account.see(stream.rank, {"what": "print", "line": line})
         elif stream.start == self.start:
             message = json.loads(line)
             self.account.see(stream.rank, message)
@@ -194,7 +195,8 @@ class _Watch:
                 self._fail(failure_of(stream.rank, self.node, message))
 
     def _greet(self, stream: _Stream, hello: dict[str, Any]) -> None:
-        stream.rank, stream.start, stream.name = hello["rank"], hello["start"], hello["stream"]
+        stream.rank, stream.start = hello["rank"], hello["start"]
+        stream.is_called(hello["stream"])
         if stream.start > self.start:
             self._note_restart(stream.start)
         if stream.name == "messages":

@@ -231,9 +231,10 @@ class Gang:
     def _end(self, attempt: Attempt) -> None:
         """Nobody trains on: workers that are left would wait for the others."""
         lost = {rank for rank, failure in attempt.failures.items() if failure.kind == "lost"}
-        killing = [member.call("kill") for rank, member in enumerate(attempt.members) if rank not in lost]
-        wait(killing, timeout=_START_S)
-        for rank in lost:
+        killing = {rank: member.call("kill") for rank, member in enumerate(attempt.members) if rank not in lost}
+        wait(killing.values(), timeout=_SILENT_S)
+        # One that does not even answer to that is on a machine that goes, or is cut off, just now.
+        for rank in lost | {rank for rank, killed in killing.items() if not killed.done()}:
             self.crew.drop(attempt.members[rank])
 
     def _recover(self, attempt: Attempt) -> None:

@@ -2,6 +2,9 @@
 
 import os
 
+LONGEST_PRINT = 10_000
+"""Bytes that are shown of a line that somebody prints."""
+
 
 class Lines:
     """What comes in at a descriptor, in whole lines; at most `longest` bytes of each are kept."""

@@ -8,6 +8,7 @@ when the last owner has gone, so does the nursery.
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -94,7 +95,7 @@ def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
-        raise PermissionError(f"{folder} is open to others; remove it")
+        raise PermissionError(errno.EPERM, "is open to others; remove it, or set TMPDIR to another folder", str(folder))
     return folder
 
 
@@ -112,7 +113,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
+def short_address(path: Path) -> Iterator[str]:
     """The path as a socket's address, which may have a hundred bytes: folders for temporary files may have more."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -125,7 +126,7 @@ def _connect_or_start(folder: Path, name: str) -> socket.socket:
     path = folder / f"{name}-{_machine()}"
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with _locked(folder), _address(path) as address:
+        with _locked(folder), short_address(path) as address:
             try:
                 connection.connect(address)
             except (FileNotFoundError, ConnectionRefusedError):

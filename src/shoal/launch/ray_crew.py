@@ -24,10 +24,20 @@ from shoal.launch.policy import Size, missing_resources
 _COMING_S = 4.0
 """An actor that the cluster has room for is there within so long; one that is not waits for a machine."""
 _LOOK_EVERY_S = 0.5
+_AGAIN_S = 1.0
+"""An actor that could not start is asked for again, but not more often than this."""
 
 
 class RayAgent(Agent):
     """An agent in an actor."""
+
+    def start(self, job: dict[str, Any]) -> int:
+        """As `Agent`, on the device that Ray has given this actor."""
+        return super().start(job | self.device())
+
+    def device(self) -> dict[str, int]:
+        """Whether Ray has given this actor a GPU, and its number: it sees no other, so it is always the first."""
+        return {"gpus": len(ray.get_runtime_context().get_accelerator_ids().get("GPU", [])), "gpu": 0}
 
     def place(self) -> dict[str, Any]:
         """Where this is, and what runs here."""
@@ -83,6 +93,10 @@ class RayCrew:
         self._members = [self._ask(i if i < size.least else None) for i in range(size.most)]
         self._leaving: set[str] = set()
         self._looked = 0.0
+        self._is_complete = False
+        """Whether there have ever been as many places as the run needs."""
+        self._trouble = ""
+        """Why the last actor that could not start did not."""
 
     def _ask(self, bundle: int | None) -> RayMember:
         """Ask Ray for a place."""
@@ -106,8 +120,15 @@ class RayCrew:
             try:
                 if member.is_ready() and member.node not in leaving:
                     ready.append(member)
-            except RayError:
-                self.drop(member)
+            except RayError as error:
+                self._trouble = next(reversed(str(error).strip().splitlines()), type(error).__name__).strip()
+                if time.monotonic() - member.asked > _AGAIN_S:
+                    self.drop(member)
+            except UserError as error:
+                if not self._is_complete:
+                    raise
+                self._trouble = str(error)  # a machine that is of no use must not end a run that goes on without it
+        self._is_complete = self._is_complete or len(ready) >= self._size.least
         return ready
 
     def expects_more(self) -> bool:
@@ -151,7 +172,8 @@ class RayCrew:
         size = ", ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
         free = ray.available_resources()  # type: ignore[no-untyped-call]
         there = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in self._resources)
-        return f"{self._size.least - ready} more workers of {size} each; the cluster has {there} free"
+        trouble = f"; the last one could not start: {self._trouble}" if self._trouble else ""
+        return f"{self._size.least - ready} more workers of {size} each; the cluster has {there} free{trouble}"
 
     def close(self) -> None:
         """Let go of everything."""

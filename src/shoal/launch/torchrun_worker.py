@@ -6,8 +6,10 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
+from shoal.launch.nursery import short_address
 from shoal.launch.torchrun import Place, listen, my_place
 
 _PR_SET_PDEATHSIG = 1
@@ -33,7 +35,8 @@ def main() -> int:
 
 def _connect(launcher: str, place: Place, stream: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(launcher)
+    with short_address(Path(launcher)) as address:
+        connection.connect(address)
     hello = {"rank": place.rank, "start": place.restarts, "stream": stream}
     connection.sendall((json.dumps(hello) + "\n").encode())
     return connection

@@ -113,7 +113,9 @@ def run_trainer(job: dict[str, Any], descriptor: int, others: list[int]) -> int:
     try:
         _use_paths(job)
         loaded = check_tree(job["recipe"])
-        device = choose_device(loaded.recipe.cluster.gpus_per_worker, job["local_rank"])
+        # Where somebody hands out GPUs, as Ray does, the worker takes the one it was given, or none.
+        gpus = job.get("gpus", loaded.recipe.cluster.gpus_per_worker)
+        device = choose_device(gpus, job.get("gpu", job["local_rank"]))
         meeting = Meeting(**job["meeting"], listen_fd=listening[0] if listening else None)
         with joined(meeting, device, loaded.recipe.parallel.backend) as group:
             _mark(job, "joined")

@@ -78,8 +78,8 @@ class ClusterSection(Section):
     """CPU threads for tensor operations; null: `cpus_per_worker`, or PyTorch's choice for a single worker. Sums differ
     in the last bit between counts."""
     pin_cores: bool = False
-    """Keep each worker to cores of its own, one a thread, which no other worker of the run is kept to. For a machine that
-    runs nothing else: two runs would be kept to the same cores."""
+    """Keep each worker to cores of its own, one a thread, which no other worker of the run is kept to. For a machine
+    that runs nothing else: two runs would be kept to the same cores."""
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Cap on the share of the GPU's memory this run may take."""
     gpu_allocator: Annotated[str, Field(pattern=r"^\w+:[^,\s]+(,\w+:[^,\s]+)*$")] | None = None

@@ -257,16 +257,27 @@ def _assemble(
         # What was resumed needs no saving again, unless its evaluation is still to come.
         saved_step=resumed.step if resumed is not None and not evaluation_pending else None,
         observer=observer,
-        stop=_stop(request.stop if process.world_size == 1 else stop, built.unit, state),
+        stop=_stop(request.stop, stop if process.world_size > 1 else request.stop, built.unit, state),
         group=process.group,
     )
 
 
-def _stop(stop: Callable[[], str | None], unit: TrainUnit, state: TrainState) -> Callable[[], str | None]:
-    """Why to stop, asked by the loop: only where there is a whole state to save."""
-    if unit.whole_every == 1:
-        return stop
-    return lambda: stop() if state.step % unit.whole_every == 0 else None
+def _stop(
+    own: Callable[[], str | None], agreed: Callable[[], str | None], unit: TrainUnit, state: TrainState
+) -> Callable[[], str | None]:
+    """Why to stop, asked by the loop: only where there is a whole state to save.
+
+    A launcher takes being asked for the sign of life, so `own` is asked at every step: workers that do not ask each
+    other for a while are not hung.
+    """
+    if own is agreed and unit.whole_every == 1:
+        return own
+
+    def ask() -> str | None:
+        own()
+        return agreed() if state.step % unit.whole_every == 0 else None
+
+    return ask
 
 
 def _run(
