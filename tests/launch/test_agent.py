@@ -115,6 +115,14 @@ def test_a_line_without_an_end_is_told_when_the_trainer_ends(agent: Agent, here:
     assert [message["line"] for message in messages if message["what"] == "print"][-1] == "terminate called"
 
 
+def test_a_line_without_an_end_comes_before_the_end_that_is_told(agent: Agent, here: Path) -> None:
+    agent.start(job(here, "step == 8 and model.training and os.write(1, b'almost done')"))
+    messages = follow(agent, is_end)
+    assert messages[-1]["what"] == "ended"
+    assert [message["line"] for message in messages if message["what"] == "print"][-1] == "almost done"
+    agent.kill()
+
+
 def test_stop_saves_and_ends(agent: Agent, here: Path) -> None:
     agent.start(job(here, "import time; time.sleep(0.02)", steps=1000, checkpoint={"every_steps": 1000}))
     follow(agent, lambda message: message["what"] == "report")

@@ -226,6 +226,20 @@ def test_a_member_that_does_not_answer_is_lost(here: Path, monkeypatch: pytest.M
     assert play.shown("failure")[0]["message"].startswith("no answer for ")
 
 
+class DeafMember(ScriptedMember):
+    """One whose machine is cut off when it is to be killed."""
+
+    def call(self, method: str, *arguments: Any) -> "Future[Any]":
+        return Future() if method == "kill" else super().call(method, *arguments)
+
+
+def test_a_member_that_cannot_be_told_to_end_is_dropped(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang_module, "_SILENT_S", 0.2)
+    deaf, spare = DeafMember("b", [(0.1, None)]), ScriptedMember("c", [(0.0, DONE)])
+    crew = ScriptedCrew(ScriptedMember("a", [(0.0, DIED)], [(0.0, DONE)]), deaf, spare=spare)
+    assert Play(here, crew)()["status"] == "done" and crew.dropped == [deaf]
+
+
 def test_the_time_in_which_the_launcher_itself_stood_is_no_fault_of_the_members(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,7 +128,7 @@ def test_an_error_of_the_users_code_is_told_first_with_status_1(here: Path) -> N
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     (summary,) = [json.loads(line) for line in out.splitlines()]
-    assert summary["status"] == "failed" and "it is wrong here" in summary["error"]
+    assert summary["status"] == "failed" and "it is wrong here" in summary["error"] and summary["step"] >= 2
     told = err[err.index("Traceback") :].splitlines()
     assert told[0] == "Traceback (most recent call last):"
     assert "AssertionError: it is wrong here" in told

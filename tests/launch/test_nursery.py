@@ -229,5 +229,6 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("tempfile.tempdir", str(root))
     (root / f"shoal-{os.getuid()}").mkdir()
     (root / f"shoal-{os.getuid()}").chmod(0o755)
-    with pytest.raises(PermissionError, match="open to others"):
+    with pytest.raises(PermissionError, match="open to others") as caught:
         Nursery("x")
+    assert caught.value.filename == str(root / f"shoal-{os.getuid()}"), "the command tells it by that"

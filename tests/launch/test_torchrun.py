@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from shoal.core.errors import RunError, UserError
 from shoal.launch.api import train
+from shoal.launch.by_torchrun import _Stream
 from shoal.launch.run import prepare
 from shoal.launch.torchrun import Place, _own_part
 from shoal.observe.runs import read_events
@@ -241,6 +242,19 @@ def two_started(monkeypatch: pytest.MonkeyPatch) -> None:
     told |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
+
+
+def test_of_what_a_worker_prints_long_lines_are_cut_and_the_last_one_needs_no_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream = _Stream(ours)
+        stream.is_called("stdout")
+        theirs.sendall(b"x" * 20_000 + b"\n1%\r2%\r3%")
+        theirs.shutdown(socket.SHUT_WR)
+        lines: list[str] = []
+        while stream.lines.is_open:
+            lines += stream.read()
+    assert lines == ["x" * 10_000, "3%"]
 
 
 @pytest.mark.usefixtures("two_started")

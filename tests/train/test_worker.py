@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ import torch
 from shoal.core.errors import RunError, UserError
 from shoal.launch.run import Launch, launch, prepare
 from shoal.observe.runs import curves, read_events, read_metrics
+from shoal.parallel.unit import TrainUnit
+from shoal.train.state import TrainState
+from shoal.train.worker import _stop
 from tests.small_recipes import small
 from tests.train.test_exact_resume import StopsAt
 
@@ -512,3 +517,15 @@ def test_a_resume_that_asks_for_less_than_is_done_is_refused_and_changes_nothing
     assert (here / "r" / "recipe.yaml").read_text() == before
     exactly = launch(prepare(overrides={"train.steps": 13}, resume=here / "r"), Launch(StopsAt(99)))
     assert (exactly["status"], exactly["step"]) == ("done", 13) and "val_loss" in exactly["metrics"]
+
+
+@pytest.mark.parametrize(("whole_every", "asked"), [(1, [0, 1, 2, 3, 4]), (4, [0, 4])])
+def test_every_step_is_a_sign_of_life_also_where_workers_do_not_ask_each_other(
+    whole_every: int, asked: list[int]
+) -> None:
+    state, alive, agreed = TrainState(), [], []
+    unit = cast(TrainUnit, SimpleNamespace(whole_every=whole_every))
+    stop = _stop(lambda: alive.append(state.step), lambda: agreed.append(state.step), unit, state)
+    for state.step in range(5):
+        stop()
+    assert alive == [0, 1, 2, 3, 4] and agreed == asked

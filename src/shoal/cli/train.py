@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -105,6 +106,8 @@ def worker_overrides(workers: str | None) -> list[str]:
     parts = workers.split(":")
     if len(parts) > 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise UserError(f"--workers: {workers!r} should be a whole number above 0, or two of them: MIN:MAX")
+    if int(parts[0]) > int(parts[-1]):
+        raise UserError(f"--workers: {workers!r} begins with the larger number; write MIN:MAX, as in 1:3")
     if len(parts) == 1:
         return [f"cluster.workers={parts[0]}", "cluster.min_workers=null"]
     return [f"cluster.workers={parts[1]}", f"cluster.min_workers={parts[0]}"]
@@ -148,6 +151,8 @@ def _train(
     status = 130 if summary["status"] == "interrupted" else 0
     if is_silent():
         return status
+    if "resume" in summary:
+        summary = summary | {"resume": summary["resume"] + _where(options)}
     with contextlib.suppress(OSError):  # whoever reads may be gone (`| tee` gets a Ctrl-C too); the status still tells
         if as_json:
             _print_json(summary)
@@ -179,11 +184,17 @@ def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool, options: dic
         if as_json and not is_silent():
             _print_json(_failed(run_dir, error))
         if list((run_dir / "checkpoints").glob("step-*")):
-            error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir)}")
+            error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir)}{_where(options)}")
         raise
     finally:
         console.close()
         hide_logs(logs)
+
+
+def _where(options: dict[str, Any]) -> str:
+    """What a resume must be told again: where the run ran is not part of its recipe."""
+    words = [f"--{name} {shlex.quote(options[name])}" for name in ("launcher", "address") if options[name]]
+    return "".join(f" {word}" for word in words if word != "--launcher auto")
 
 
 def _say(level: str, message: str) -> None:

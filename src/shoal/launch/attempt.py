@@ -56,7 +56,7 @@ class Attempt:
 
     def fail(self, rank: int, kind: Kind, message: str) -> None:
         """Note a failure that the launcher has found; a worker's first is what counts."""
-        self.failures.setdefault(rank, Failure(rank, kind, message, self.members[rank].node))
+        self.failures.setdefault(rank, Failure(rank, kind, message, self.members[rank].host))
 
     def take(self, rank: int, message: dict[str, Any]) -> bool:
         """Note how a worker ended; False if the message is about something else."""
@@ -66,7 +66,7 @@ class Attempt:
             if rank == 0:
                 self.first_ended = time.monotonic()
         elif what == "failed":
-            self.failures.setdefault(rank, failure_of(rank, self.members[rank].node, message))
+            self.failures.setdefault(rank, failure_of(rank, self.members[rank].host, message))
         elif what == "died":
             self.fail(rank, "died", message["because"] or in_words(message["status"]))
         return what in ("ended", "failed", "died")

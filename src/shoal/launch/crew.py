@@ -15,6 +15,8 @@ class Member(Protocol):
 
     node: str
     """The machine, by a name that is its own."""
+    host: str
+    """The machine, by the name that people know."""
     address: str
     """Where workers on other machines reach it."""
 
@@ -59,7 +61,7 @@ class LocalMember:
     """A worker's place on this machine."""
 
     def __init__(self, nursery: str, executor: ThreadPoolExecutor) -> None:
-        self.node = socket.gethostname()
+        self.node = self.host = socket.gethostname()
         self.address = LOOPBACK
         self._agent = Agent(nursery, lease_s=None)
         self._executor = executor

@@ -44,8 +44,8 @@ def make_job(account: Account, attempt: Attempt, rank: int, port: int, threads: 
             "world_size": len(nodes),
             "host": meeting_host(attempt),
             "port": port,
-            # The launcher notices a hang long before; torch's own limit is for when there is no launcher left.
-            "timeout_s": recipe.nccl.timeout_s or 2 * recipe.failures.hang_timeout_s + 300,
+            # The launcher notices a hang before; torch's own limit is for a hang before the first step.
+            "timeout_s": recipe.nccl.timeout_s or recipe.failures.hang_timeout_s + 60,
         },
     }
 

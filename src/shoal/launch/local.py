@@ -2,7 +2,11 @@
 
 from typing import Any
 
+from shoal.core.errors import UserError
 from shoal.launch.run import Launch, Prepared
+from shoal.launch.sizes import usable_cores
+
+_MOST_A_CORE = 4
 
 
 def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
@@ -39,6 +43,9 @@ def run_workers_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
     from shoal.launch.policy import Size
 
     cluster = prepared.loaded.recipe.cluster
+    if cluster.min_workers is not None:
+        raise UserError("cluster.min_workers: machines come and go on Ray; with --launcher local give one number")
+    check_shared(cluster.workers, usable_cores())
     crew = LocalCrew(cluster.workers)
     try:
         return Gang(prepared, how, crew, Size(cluster.workers, cluster.workers), threads_of(prepared)).run()
@@ -48,7 +55,14 @@ def run_workers_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
 
 def threads_of(prepared: Prepared) -> int:
     """CPU threads of each worker, where all are on this machine: what it is given, or an equal share."""
-    from shoal.launch.sizes import usable_cores
-
     cluster = prepared.loaded.recipe.cluster
     return cluster.threads_per_worker or cluster.cpus_per_worker or max(1, usable_cores() // cluster.workers)
+
+
+def check_shared(workers: int, cores: int) -> None:
+    """Refuse so many workers on one machine that they would only wait for each other."""
+    if workers > _MOST_A_CORE * cores:
+        raise UserError(
+            f"cluster.workers: {workers} workers on the {cores} cores of this machine would wait for each other; "
+            f"start at most {_MOST_A_CORE * cores}, or use a cluster with --address"
+        )

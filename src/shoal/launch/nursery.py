@@ -168,6 +168,7 @@ def main() -> None:
     """The nursery itself."""
     if os.fork():
         os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())  # whoever starts a Ray of its own holds some back
     # What is sent to every process of a job is for the launcher and the trainers. SIGUSR1 is for trainers with a
     # handler; until they have set it, it must not end them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):

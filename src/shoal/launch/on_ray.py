@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import UserError
-from shoal.launch.local import threads_of
+from shoal.launch.local import check_shared, threads_of
 from shoal.launch.nursery import Nursery, new_nursery_name
 from shoal.launch.policy import Size
 from shoal.launch.run import Launch, Prepared
 from shoal.launch.sizes import usable_cores
 
 _ANSWERS_WITHIN_S = 5.0
+_FOR_US = {signal.SIGTERM, signal.SIGHUP}
+_FORMS = "auto, HOST:PORT or ray://HOST:PORT"
 
 
 def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
@@ -29,6 +31,8 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     nursery = new_nursery_name()
     # On this machine already now: torch is imported while Ray starts.
     warm = Nursery(nursery) if how.address in (None, "auto") else None
+    where = "Ray" if is_own else f"Ray at {how.address}"
+    how.console.event("starting", {"what": f"{'starting' if is_own else 'connecting to'} {where}"})
     with contextlib.ExitStack() as stack:
         if warm is not None:
             stack.callback(warm.close)
@@ -41,6 +45,11 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
         gpus = cluster.gpus_per_worker
         if gpus is None:  # GPUs where the cluster has enough of them
             gpus = int(ray.cluster_resources().get("GPU", 0) >= size.least)
+        elif is_own and gpus * cluster.workers > (there := ray.cluster_resources().get("GPU", 0)):
+            raise UserError(
+                f"cluster.gpus_per_worker: {cluster.workers} workers need {cluster.workers} GPU and this machine has "
+                f"{there:g}; leave out --gpu, or start fewer workers"
+            )
         crew = RayCrew(size, {"CPU": float(cpus), "GPU": float(gpus)}, nursery)
         try:
             if dashboard_url:
@@ -54,7 +63,11 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
 def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None]]:
     """Ray, connected to the cluster that was asked for, and where its dashboard is; what began here ends with it."""
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    if how.address is not None and "://" in how.address and not how.address.startswith("ray://"):
+        raise UserError(f"--address: {how.address!r} should be {_FORMS}; http:// addresses are for shoal submit")
     host, port = _host_and_port(how.address)
+    if how.address not in (None, "auto") and not port:
+        raise UserError(f"--address: {how.address!r} should be {_FORMS}")
     if how.address is None or host.startswith("127.") or host == "localhost":
         # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
         settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -68,7 +81,15 @@ def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None
         yield ray, getattr(context, "dashboard_url", None)
     finally:
         if context is not None:
-            ray.shutdown()
+            _end(ray, is_own=how.address is None)
+
+
+def _end(ray: Any, is_own: bool) -> None:
+    """Disconnect; a Ray of our own is killed, because its processes hold back the SIGTERM that would end them."""
+    node = ray._private.worker._global_node
+    if is_own and node is not None:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+    ray.shutdown()
 
 
 def _host_and_port(address: str | None) -> tuple[str, int | None]:
@@ -124,6 +145,9 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
             f"cluster.cpus_per_worker: {cluster.workers} workers need {needed} CPU and this machine has {cores}; "
             "ask for fewer, or leave it out to share the cores"
         )
+    check_shared(cluster.workers, cores)
+    # Ray's processes are in our process group: a SIGTERM to all of it, or a closed terminal, is ours to answer.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_US)
     try:
         return ray.init(
             address="local",
@@ -137,16 +161,20 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(f"--launcher: Ray does not start here: {error}; try --launcher local") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_US)
 
 
 def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> Any:
     try:
-        if address == "auto":
-            # What Ray would find: one that ran here and no longer answers would be tried for minutes.
-            found = ray._private.services.canonicalize_bootstrap_address(address)
-            host, port = _host_and_port(found)
-            if port:
-                _check_answers(f"auto, which is {found}", host, port)
+        # What Ray would find: one that ran here and no longer answers would be tried for minutes.
+        found = ray._private.services.canonicalize_bootstrap_address(address) if address == "auto" else None
+    except ConnectionError as error:
+        raise _no_cluster(address, str(error)) from error
+    host, port = _host_and_port(found)
+    if port:
+        _check_answers(f"auto, which is {found}", host, port)
+    try:
         return ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise _no_cluster(address, next(iter(str(error).strip().splitlines()), type(error).__name__)) from error

@@ -145,8 +145,12 @@ def choose_launcher(prepared: Prepared, how: Launch) -> str:
         if how.launcher not in ("auto", "torchrun"):
             raise UserError(f"--launcher: {how.launcher} under torchrun; start it without torchrun, or leave this out")
         return "worker"
+    if how.dashboard and (how.address is not None or how.launcher in ("local", "torchrun")):
+        raise UserError("--dashboard: is for a Ray that is started for the run, and there is none here; leave it out")
     if how.launcher != "auto":
         return how.launcher
+    if how.dashboard:
+        return "ray"
     if how.address is None and workers == 1:
         return "local"
     return "ray" if how.address is not None or importlib.util.find_spec("ray") is not None else "local"

@@ -102,6 +102,7 @@ def event_line(name: str, fields: dict[str, Any]) -> str | None:
 
 _WORDS = {
     "print": "[rank {rank}] {line}",
+    "starting": "{what}",
     "dashboard": "Ray's dashboard: {url}",
     "waiting": "waiting for {for} ({seconds_left} s left)",
     "failure": "worker {rank}: {message}",
