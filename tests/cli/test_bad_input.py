@@ -90,7 +90,7 @@ def recipe_cases() -> list[Case]:
         Case("train digits train.micro_batch=48", ("train.micro_batch: 48 does not divide", "nearest that does: 32")),
         Case("train digits train.global_batch=65 --workers 2", ("train.global_batch: 65 is not divisible", "64")),
         Case("train digits --workers 2 parallel.strategy=single", ("cluster.workers: 2 workers are not possible", "strategy ddp")),
-        Case("train digits --workers 2:1", ("cluster.min_workers: 2 is more than cluster.workers 1",)),
+        Case("train digits --workers 2:1", ("--workers: '2:1' begins with the larger number",)),
         Case("train digits --workers 1:65", ("train.global_batch: 64 is fewer than cluster.workers 65",)),
         Case("train digits parallel.hierarchical=true parallel.compress=bf16", ("parallel.compress: bf16 does not go with parallel.hierarchical",)),
         Case("train digits parallel.sync_every=2 parallel.compress=bf16", ("parallel.compress: is for gradients", "parallel.sync_every")),

@@ -78,13 +78,17 @@ def show_command(name: str, root: str, as_json: bool) -> int:
             metric, *(format_metric(metric, value) for value in (values[0], values[-1], best)), sparkline(values)
         )
     console.print(table)
-    # Saves are many, and would hide what happened in between.
-    told = [event for event in read_events(run.path) if event["event"] not in ("save", "workers")]
-    for event in told[-10:]:
+    for event in _worth_telling(read_events(run.path))[-10:]:
         fields = {key: value for key, value in event.items() if key not in ("time", "event")}
         when = time.strftime("%T", time.localtime(event.get("time", 0)))
         console.print(f"{when}  {event.get('event')}  {json.dumps(fields)}", overflow="ellipsis", no_wrap=True)
     return 0
+
+
+def _worth_telling(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All but the saves that others follow: they are many, and would hide what happened in between."""
+    last_save = max((number for number, event in enumerate(events) if event["event"] == "save"), default=-1)
+    return [event for number, event in enumerate(events) if event["event"] != "save" or number == last_save]
 
 
 @command.command("compare")
