@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import Any
 
 import click
 from rich.console import Console
