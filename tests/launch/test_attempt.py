@@ -4,7 +4,7 @@ from shoal.launch.attempt import Attempt, in_words
 
 
 class Place:
-    node, address = "there", "127.0.0.1"
+    node, host, address = "there", "there", "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class ScriptedMember:
     """A place whose worker follows a script, one for each start."""
 
     def __init__(self, node: str, *scripts: Script) -> None:
-        self.node, self.address = node, "127.0.0.1"
+        self.node, self.host, self.address = node, node, "127.0.0.1"
         self.scripts = list(scripts)
         self.script: Script = []
         self.calls: list[tuple[Any, ...]] = []

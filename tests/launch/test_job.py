@@ -14,7 +14,7 @@ from tests.tiny import TINY
 
 class Place:
     def __init__(self, node: str, address: str) -> None:
-        self.node, self.address = node, address
+        self.node, self.host, self.address = node, node, address
 
 
 def attempt_on(*nodes: str) -> Attempt:
