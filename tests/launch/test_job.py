@@ -40,7 +40,7 @@ def test_a_job_is_plain_values_and_names_the_workers_place(here: Path, monkeypat
         ("b", 1, "10.0.0.98"),
     ]
     assert jobs[0]["run_dir"] == str(here / "run") and jobs[0]["starts"] == 3 and jobs[0]["resume"] is False
-    assert jobs[2]["meeting"] == {"rank": 2, "world_size": 4, "host": "10.0.0.97", "port": 1234, "timeout_s": 320}
+    assert jobs[2]["meeting"] == {"rank": 2, "world_size": 4, "host": "10.0.0.97", "port": 1234, "timeout_s": 70}
     assert jobs[0]["environment"] == {"NCCL_DEBUG": "WARN", "SHOAL_TEST_LR": "0.5"}
     assert "0.5" not in json.dumps(jobs[0]["recipe"]), "the recipe keeps the reference"
 

@@ -58,7 +58,7 @@ def test_two_runs_on_a_cluster_are_the_same(train: Callable[..., Run], undisturb
     assert train(*RECIPE, "--workers", "2").end()["weights_sha256"] == undisturbed["weights_sha256"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_costs_seconds_and_nothing_else(
     train: Callable[..., Run], undisturbed: dict[str, Any], rank: int
 ):

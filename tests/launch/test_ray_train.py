@@ -52,6 +52,7 @@ _DIES_ONCE = """
 """
 
 
+@pytest.mark.slow
 def test_ray_train_gives_the_same_weights_and_goes_on_after_a_kill(undisturbed_digits: dict[str, Any], tmp_path: Path):
     (tmp_path / "script.py").write_text(textwrap.dedent(_SCRIPT))
     (tmp_path / "dying.py").write_text(textwrap.dedent(_DIES_ONCE))
