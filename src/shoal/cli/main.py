@@ -61,7 +61,13 @@ def shoal() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 done, 1 the run failed, 2 wrong input, 130 interrupted."""
-    sys.exit(run(arguments))
+    status = run(arguments)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # PyTorch aborts now and then when a process that used Gloo winds up, and torchrun would call that a failure.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one return a kind of error
