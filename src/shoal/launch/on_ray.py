@@ -81,15 +81,7 @@ def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None
         yield ray, getattr(context, "dashboard_url", None)
     finally:
         if context is not None:
-            _end(ray, is_own=how.address is None)
-
-
-def _end(ray: Any, is_own: bool) -> None:
-    """Disconnect; a Ray of our own is killed, because its processes hold back the SIGTERM that would end them."""
-    node = ray._private.worker._global_node
-    if is_own and node is not None:
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
-    ray.shutdown()
+            ray.shutdown()
 
 
 def _host_and_port(address: str | None) -> tuple[str, int | None]:
