@@ -29,11 +29,11 @@ from shoal.parallel.optimizer import build_optimizer
 from shoal.parallel.replica import move
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
+from shoal.train.build import step_settings
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import Plan
 from shoal.train.schedule import learning_rate, peak_lr
 from shoal.train.state import TrainState
-from shoal.train.worker import step_settings
 
 TRIVIAL: dict[str, Any] = {
     "name": "trivial",

@@ -1,19 +1,17 @@
-"""One process of a run, from recipe to summary: the only place that builds things."""
+"""One process of a run, from recipe to summary: the only place where things are put together."""
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from shoal.checkpoint.retention import to_delete
 from shoal.checkpoint.store import (
@@ -24,31 +22,22 @@ from shoal.checkpoint.store import (
     save_checkpoint,
 )
 from shoal.core.batch import MicroBatch, StepBatch
-from shoal.core.errors import RunError, UserError
-from shoal.core.objective import Objective
+from shoal.core.errors import UserError
+from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
-from shoal.core.rng import derive_seed, seed_all
-from shoal.core.spec import DataSpec
-from shoal.data.build import build_datasets
-from shoal.data.dataset import Datasets, in_one_go
 from shoal.data.loader import evaluation_batches, train_batches
-from shoal.data.order import Order
-from shoal.data.section import OF_TASK
-from shoal.models.build import build_model
 from shoal.observe.records import Observer, Observers
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.runs import read_events
-from shoal.parallel.build import build_unit
 from shoal.parallel.numerics import torch_settings
-from shoal.parallel.unit import StepSettings, TrainUnit
-from shoal.recipe.identity import fixed_fields
+from shoal.parallel.unit import TrainUnit
 from shoal.recipe.load import LoadedRecipe
-from shoal.recipe.schema import Recipe
-from shoal.tasks.build import build_task, task_objective
 from shoal.train.agree import AgreedStop
+from shoal.train.build import Built, build
+from shoal.train.failure import in_words
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import check_whole, make_plan
-from shoal.train.state import Identity, TrainState, on_first, restore_newest, take_snapshot
+from shoal.train.state import TrainState, on_first, restore_newest, take_snapshot
 from shoal.train.summary import Origin, summarise
 
 
@@ -92,50 +81,22 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         gpu_allocator=recipe.cluster.gpu_allocator,
     )
     pinning = pinned(process, threads) if recipe.cluster.pin_cores else contextlib.nullcontext()
+    if process.device.type == "cpu":
+        keep_freed_memory()
     if not _ONE_RUN.acquire(blocking=False):
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
     try:
         with settings, pinning:
-            built = _build(recipe, process)
+            built = build(recipe, process)
             request.marks["built"] = round(time.time() - request.started, 3)
             return _train(request, built, process)
     except (RuntimeError, MemoryError, OSError) as error:
-        raise _in_words(error, request, process) from error.__cause__
+        raise in_words(error, request.run_dir, recipe.micro_batch(process.world_size)) from error.__cause__
     finally:
         _ONE_RUN.release()
 
 
-@dataclass(frozen=True)
-class _Built:
-    """What a recipe describes, in memory."""
-
-    unit: TrainUnit
-    objective: Objective
-    datasets: Datasets
-    order: Order
-    num_parameters: int
-    identity: Identity
-    warnings: list[str]
-
-
-def _build(recipe: Recipe, process: Process) -> _Built:
-    seed = recipe.train.seed
-    seed_all(derive_seed(seed, 0))
-    task = build_task(recipe.task)
-    datasets = _datasets(task, recipe)
-    seed_all(derive_seed(seed, 1))
-    model = _model(task, recipe, datasets.spec)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    objective = task_objective(task)
-    unit = build_unit(recipe.parallel, model, objective, step_settings(recipe), process)
-    # From here on only the model draws, in the loop; each rank by itself.
-    seed_all(derive_seed(seed, 2, process.rank))
-    order = Order(len(datasets.train), recipe.train.global_batch, seed)
-    identity = Identity(len(datasets.train), fixed_fields(recipe))
-    return _Built(unit, objective, datasets, order, num_parameters, identity, _unused_sections(task, recipe))
-
-
-def _train(request: RunRequest, built: _Built, process: Process) -> dict[str, Any]:
+def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any]:
     """Take over or make the run's folder, say what starts, and run the loop."""
     group = process.group
     folder = RunFolder(request.run_dir)
@@ -185,7 +146,7 @@ def _take_over(folder: RunFolder, request: RunRequest) -> None:
 def _announce(
     folder: RunFolder,
     request: RunRequest,
-    built: _Built,
+    built: Built,
     run: Training,
     observer: Observer,
     resumed: CheckpointInfo | None,
@@ -206,7 +167,7 @@ def _announce(
 
 def _assemble(
     request: RunRequest,
-    built: _Built,
+    built: Built,
     state: TrainState,
     resumed: CheckpointInfo | None,
     folder: RunFolder,
@@ -296,7 +257,7 @@ def _run(
     try:
         ending = run_loop(run)
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
-        failure = _in_words(error, request, process)
+        failure = in_words(error, request.run_dir, run.recipe.micro_batch(process.world_size))
         if request.supervised:
             raise failure from error.__cause__
         message = request.loaded.hide(str(failure)) or type(failure).__name__
@@ -317,49 +278,7 @@ def _run(
     return summary
 
 
-def _in_words(  # noqa: PLR0911 - one return a cause
-    error: BaseException, request: RunRequest, process: Process
-) -> BaseException:
-    """What the user is told when a run fails: words and a remedy where the cause is known, else the error itself."""
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, RunError):  # in words already
-        return error
-    if isinstance(error, UserError):  # in the middle of a run: a corrupt image, say
-        return RunError(str(error))
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in message:
-        return RunError(
-            f"out of memory ({message}): "
-            f"set train.micro_batch below {request.loaded.recipe.micro_batch(process.world_size)} "
-            "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
-        )
-    if "Expected more than 1 value per channel" in message:
-        return RunError(
-            f"batch norm cannot train on a single sample ({message}): choose train.global_batch and train.micro_batch "
-            "so that the last step of an epoch has more"
-        )
-    if "Expected to have finished reduction in the prior iteration" in message:
-        return RunError(
-            "the loss does not use every parameter of the model, and ddp waits for the gradient of each: "
-            "set parallel.find_unused_parameters=true, or freeze the parameters that are not used"
-        )
-    if isinstance(error, RuntimeError) and message.startswith("DataLoader worker"):
-        return RunError(f"a process that reads data died ({message}); it may be short of memory: lower data.workers")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-        return RunError(f"{request.run_dir} cannot be written: {error.strerror}; make room, then resume the run")
-    return error
-
-
-def _unused_sections(task: Any, recipe: Recipe) -> list[str]:
-    """Sections that a task of the user's own makes idle, which they may not expect."""
-    idle = []
-    if hasattr(task, "datasets") and recipe.data is not None and recipe.data.name != OF_TASK:
-        idle.append(f"data: {recipe.data.name} is not used, because {recipe.task.name} has datasets() of its own")
-    if hasattr(task, "model") and recipe.model is not None:
-        idle.append(f"model: {recipe.model.name} is not used, because {recipe.task.name} has model() of its own")
-    return idle
-
-
-def _odd_sizes(run: Training, built: _Built) -> list[str]:
+def _odd_sizes(run: Training, built: Built) -> list[str]:
     """What works but is seldom meant."""
     optim, train, found = run.recipe.optim, run.recipe.train, []
     if optim.warmup_steps >= run.plan.num_steps:
@@ -369,64 +288,7 @@ def _odd_sizes(run: Training, built: _Built) -> list[str]:
     return found
 
 
-def _datasets(task: Any, recipe: Recipe) -> Datasets:
-    """The task's own datasets, or those of the data section."""
-    if not hasattr(task, "datasets"):
-        if recipe.data is None or recipe.data.name == OF_TASK:
-            raise UserError(f"data: is required, because {recipe.task.name} has no method datasets()")
-        found = build_datasets(recipe.data, recipe.train.seed)
-    else:
-        parts = task.datasets()
-        if not isinstance(parts, Mapping) or "train" not in parts:
-            raise UserError(f"task.name: datasets() of {recipe.task.name} should return {{'train': ..., 'val': ...}}")
-        found = Datasets(parts["train"], parts.get("val"), DataSpec())
-    found = Datasets(in_one_go(found.train), in_one_go(found.val), found.spec)
-    for name, part in (("train", found.train), ("val", found.val)):
-        if part is None and name == "val":
-            continue
-        if not hasattr(part, "__len__") or not (hasattr(part, "batch") or hasattr(part, "__getitem__")):
-            raise UserError(f"data: the {name} dataset ({type(part).__name__}) needs __len__ and __getitem__")
-        if len(part) == 0:
-            raise UserError(f"data: the {name} dataset is empty")
-    if found.val is None:
-        for name, watched in (("early_stop", recipe.early_stop), ("checkpoint.metric", recipe.checkpoint.metric)):
-            if watched is not None:
-                raise UserError(f"{name}: needs a validation dataset, and there is none; add one or remove this")
-    return found
-
-
-def _model(task: Any, recipe: Recipe, spec: DataSpec) -> nn.Module:
-    """The task's own model, or that of the model section."""
-    if hasattr(task, "model"):
-        model = task.model()
-    elif recipe.model is not None:
-        model = build_model(recipe.model, spec)
-    else:
-        raise UserError(f"model: is required, because {recipe.task.name} has no method model()")
-    if not isinstance(model, nn.Module):
-        raise UserError(f"task.name: model() of {recipe.task.name} returned {type(model).__name__}, not an nn.Module")
-    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
-        raise UserError("model: has lazy modules, whose shapes are not known yet; send one batch through it first")
-    for name, value in model.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise UserError(f"model: {name} is extra state that a checkpoint cannot hold; keep it in a buffer")
-    if not model.training:  # as `from_pretrained` hands models out; single modules in evaluation mode stay so
-        model.train()
-    return model
-
-
-def step_settings(recipe: Recipe) -> StepSettings:
-    """What of a recipe a strategy must know."""
-    return StepSettings(
-        optim=recipe.optim,
-        precision=recipe.train.precision,
-        compile=recipe.train.compile,
-        clip_norm=recipe.train.clip_norm,
-        activation_checkpointing=recipe.train.activation_checkpointing,
-    )
-
-
-def _start_facts(request: RunRequest, built: _Built, run: Training, world_size: int) -> dict[str, Any]:
+def _start_facts(request: RunRequest, built: Built, run: Training, world_size: int) -> dict[str, Any]:
     return {
         "run": request.run_dir.name,
         "startup_s": request.marks,

@@ -1,0 +1,123 @@
+"""What a recipe describes, built in memory: datasets, model, objective and training unit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.core.errors import UserError
+from shoal.core.objective import Objective
+from shoal.core.process import Process
+from shoal.core.rng import derive_seed, seed_all
+from shoal.core.spec import DataSpec
+from shoal.data.build import build_datasets
+from shoal.data.dataset import Datasets, in_one_go
+from shoal.data.order import Order
+from shoal.data.section import OF_TASK
+from shoal.models.build import build_model
+from shoal.parallel.build import build_unit
+from shoal.parallel.unit import StepSettings, TrainUnit
+from shoal.recipe.identity import fixed_fields
+from shoal.recipe.schema import Recipe
+from shoal.tasks.build import build_task, task_objective
+from shoal.train.state import Identity
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a recipe describes, in memory."""
+
+    unit: TrainUnit
+    objective: Objective
+    datasets: Datasets
+    order: Order
+    num_parameters: int
+    identity: Identity
+    warnings: list[str]
+
+
+def build(recipe: Recipe, process: Process) -> Built:
+    """Build everything, with random numbers that depend on the seed and the rank alone."""
+    seed = recipe.train.seed
+    seed_all(derive_seed(seed, 0))
+    task = build_task(recipe.task)
+    datasets = _datasets(task, recipe)
+    seed_all(derive_seed(seed, 1))
+    model = _model(task, recipe, datasets.spec)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    objective = task_objective(task)
+    unit = build_unit(recipe.parallel, model, objective, step_settings(recipe), process)
+    # From here on only the model draws, in the loop; each rank by itself.
+    seed_all(derive_seed(seed, 2, process.rank))
+    order = Order(len(datasets.train), recipe.train.global_batch, seed)
+    identity = Identity(len(datasets.train), fixed_fields(recipe))
+    return Built(unit, objective, datasets, order, num_parameters, identity, _unused_sections(task, recipe))
+
+
+def step_settings(recipe: Recipe) -> StepSettings:
+    """What of a recipe a strategy must know."""
+    return StepSettings(
+        optim=recipe.optim,
+        precision=recipe.train.precision,
+        compile=recipe.train.compile,
+        clip_norm=recipe.train.clip_norm,
+        activation_checkpointing=recipe.train.activation_checkpointing,
+    )
+
+
+def _datasets(task: Any, recipe: Recipe) -> Datasets:
+    """The task's own datasets, or those of the data section."""
+    if not hasattr(task, "datasets"):
+        if recipe.data is None or recipe.data.name == OF_TASK:
+            raise UserError(f"data: is required, because {recipe.task.name} has no method datasets()")
+        found = build_datasets(recipe.data, recipe.train.seed)
+    else:
+        parts = task.datasets()
+        if not isinstance(parts, Mapping) or "train" not in parts:
+            raise UserError(f"task.name: datasets() of {recipe.task.name} should return {{'train': ..., 'val': ...}}")
+        found = Datasets(parts["train"], parts.get("val"), DataSpec())
+    found = Datasets(in_one_go(found.train), in_one_go(found.val), found.spec)
+    for name, part in (("train", found.train), ("val", found.val)):
+        if part is None and name == "val":
+            continue
+        if not hasattr(part, "__len__") or not (hasattr(part, "batch") or hasattr(part, "__getitem__")):
+            raise UserError(f"data: the {name} dataset ({type(part).__name__}) needs __len__ and __getitem__")
+        if len(part) == 0:
+            raise UserError(f"data: the {name} dataset is empty")
+    if found.val is None:
+        for name, watched in (("early_stop", recipe.early_stop), ("checkpoint.metric", recipe.checkpoint.metric)):
+            if watched is not None:
+                raise UserError(f"{name}: needs a validation dataset, and there is none; add one or remove this")
+    return found
+
+
+def _model(task: Any, recipe: Recipe, spec: DataSpec) -> nn.Module:
+    """The task's own model, or that of the model section."""
+    if hasattr(task, "model"):
+        model = task.model()
+    elif recipe.model is not None:
+        model = build_model(recipe.model, spec)
+    else:
+        raise UserError(f"model: is required, because {recipe.task.name} has no method model()")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"task.name: model() of {recipe.task.name} returned {type(model).__name__}, not an nn.Module")
+    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        raise UserError("model: has lazy modules, whose shapes are not known yet; send one batch through it first")
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise UserError(f"model: {name} is extra state that a checkpoint cannot hold; keep it in a buffer")
+    if not model.training:  # as `from_pretrained` hands models out; single modules in evaluation mode stay so
+        model.train()
+    return model
+
+
+def _unused_sections(task: Any, recipe: Recipe) -> list[str]:
+    """Sections that a task of the user's own makes idle, which they may not expect."""
+    idle = []
+    if hasattr(task, "datasets") and recipe.data is not None and recipe.data.name != OF_TASK:
+        idle.append(f"data: {recipe.data.name} is not used, because {recipe.task.name} has datasets() of its own")
+    if hasattr(task, "model") and recipe.model is not None:
+        idle.append(f"model: {recipe.model.name} is not used, because {recipe.task.name} has model() of its own")
+    return idle
