@@ -5,12 +5,10 @@ from typing import Any
 
 import click
 
-from shoal.cli.completing import complete_train
+from shoal.cli.words import WORDS, recipes_and_overrides
 from shoal.core.storage import to_json_line
 from shoal.recipe.load import LoadedRecipe, load_recipe
-from shoal.recipe.merge import is_override
 
-_WORDS = click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
 _OUT = click.option("-o", "--out", default="bench", metavar="DIR", help="Where JSON and plot go (default: bench).")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 _WORKERS = click.option("--workers", default=2, type=click.IntRange(1), help="Workers of each run (default: 2).")
@@ -23,7 +21,7 @@ def command() -> None:
 
 
 @command.command("step")
-@_WORDS
+@WORDS
 @click.option("--steps", default=200, type=click.IntRange(1), help="Steps a round (default: 200).")
 @click.option("--rounds", default=7, type=click.IntRange(1), help="Rounds, each loop once in each (default: 7).")
 @_OUT
@@ -46,7 +44,7 @@ def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_j
 
 
 @command.command("data")
-@_WORDS
+@WORDS
 @click.option("--rounds", default=5, type=click.IntRange(1), help="Epochs of each loader, in turns (default: 5).")
 @_OUT
 @_JSON
@@ -67,7 +65,7 @@ def data_command(words: tuple[str, ...], rounds: int, out: str, as_json: bool) -
 
 
 @command.command("scaling")
-@_WORDS
+@WORDS
 @click.option("--max-workers", type=click.IntRange(1), help="Measure 1, 2, ... so many (default: one a core).")
 @click.option(
     "--launcher",
@@ -149,8 +147,8 @@ def restart_command(workers: int, rounds: int, only: str | None, out: str, as_js
 
 
 def _load(words: tuple[str, ...], default: Any) -> LoadedRecipe:
-    recipes = [word for word in words if not is_override(word)]
-    return load_recipe(recipes or [default], [word for word in words if is_override(word)])
+    recipes, overrides = recipes_and_overrides(words)
+    return load_recipe(recipes or [default], overrides)
 
 
 def _say(line: str) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import click
 
-from shoal.cli.completing import complete_train
-from shoal.cli.train import worker_overrides
+from shoal.cli.words import ADDRESS, WORDS, recipes_and_overrides
 from shoal.core.storage import expand_home, to_json_line
-from shoal.recipe.merge import is_override
 
 _DRILLS = {
     "kill-worker": "SIGKILL to a worker (the default).",
@@ -31,7 +29,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("drill")
-@click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
+@WORDS
 @_flags
 @click.option("--workers", metavar="N|MIN:MAX", help="Processes that train together (default: 2).")
 @click.option(
@@ -40,7 +38,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
     default="auto",
     help="Who starts the processes; auto: Ray where it is installed.",
 )
-@click.option("--address", metavar="ADDR", help="A Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
+@ADDRESS
 @click.option("--seed", type=int, default=0, help="Which worker is broken, and when (default: 0).")
 @click.option("--dir", "folder", metavar="DIR", help="Where the runs go, and stay; otherwise a temporary folder.")
 @click.option("--keep", is_flag=True, help="Keep the temporary folder; it is kept anyway if a drill fails.")
@@ -65,11 +63,11 @@ def command(
     """
     from shoal.bench.drill import Request, run_drills
 
-    overrides = [word for word in words if is_override(word)]
-    sizes = [word for word in overrides if word.startswith(("cluster.workers=", "cluster.min_workers="))]
+    has_size = any(word.startswith(("cluster.workers=", "cluster.min_workers=")) for word in words)
+    recipes, overrides = recipes_and_overrides(words, workers or (None if has_size else "2"))
     request = Request(
-        recipes=[word for word in words if not is_override(word)],
-        overrides=[*overrides, *worker_overrides(workers or (None if sizes else "2"))],
+        recipes=recipes,
+        overrides=overrides,
         drills=[name for name in _DRILLS if flags[name.replace("-", "_")]] or ["kill-worker"],
         launcher=launcher,
         address=address,

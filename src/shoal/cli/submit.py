@@ -8,28 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.completing import complete_run, complete_train
+from shoal.cli.words import GPU, RESUME, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import UserError
-from shoal.recipe.merge import is_override
 
 if TYPE_CHECKING:
     from shoal.launch.submit import Job, Jobs, State
 
 
 @click.command("submit")
-@click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
+@WORDS
 @click.option(
     "--address", metavar="URL", envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard: http://HEAD:8265."
 )
-@click.option("--workers", metavar="N|MIN:MAX", help="Processes that train together; MIN:MAX: as many as there are.")
-@click.option("--gpu", is_flag=True, help="A GPU for each worker; the same as cluster.gpus_per_worker=1.")
+@WORKERS
+@GPU
 @click.option("--name", metavar="NAME", help="What the run is called; otherwise as the recipe.")
 @click.option(
     "--run-dir", metavar="DIR", help="The run's folder, on storage that all machines share; else runs/NAME-DATE-ID."
 )
-@click.option(
-    "--resume", metavar="RUN", shell_complete=complete_run, help="Go on with a run from its newest checkpoint."
-)
+@RESUME
 @click.option(
     "--working-dir", metavar="DIR", help="A folder with your code; it is sent along and becomes the working directory."
 )
@@ -92,19 +89,15 @@ def _checked(
     cluster_s: float,
 ) -> tuple["Job", Path | None]:
     """The job, and the folder that goes along; whatever is wrong with them is found here, before anything is sent."""
-    from shoal.cli.train import worker_overrides
     from shoal.core.storage import expand_home
     from shoal.launch.run import new_run_dir, prepare
     from shoal.launch.submit import make_job
 
-    overrides = [word for word in words if is_override(word)] + worker_overrides(workers)
-    if gpu:
-        overrides.append("cluster.gpus_per_worker=1")
+    recipes, overrides = recipes_and_overrides(words, workers, gpu)
     if name is not None:
         if resume is not None:
             raise UserError("--name: the run has one; leave this out with --resume")
         overrides.append(f"name={json.dumps(name)}")
-    recipes = [word for word in words if not is_override(word)]
     prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume)
     if prepared.finished is not None:
         raise UserError(f"--resume: {prepared.run_dir} is already done; to train on, raise train.epochs or train.steps")

@@ -10,32 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.completing import complete_run, complete_train
+from shoal.cli.words import ADDRESS, GPU, RESUME, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import RunError, UserError
 from shoal.recipe.load import shipped_recipes
-from shoal.recipe.merge import is_override
 
 if TYPE_CHECKING:
     from shoal.launch.run import Prepared
 
 
 @click.command("train")
-@click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
-@click.option("--workers", metavar="N|MIN:MAX", help="Processes that train together; MIN:MAX: as many as there are.")
-@click.option("--gpu", is_flag=True, help="A GPU for each worker, or an error; the same as cluster.gpus_per_worker=1.")
+@WORDS
+@WORKERS
+@GPU
 @click.option(
     "--launcher",
     type=click.Choice(["auto", "local", "torchrun", "ray"]),
     default="auto",
     help="Who starts the processes; auto: Ray for several workers or an address, else this process.",
 )
-@click.option("--address", metavar="ADDR", help="A Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
+@ADDRESS
 @click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=0, metavar="S", help="Wait for a full cluster.")
 @click.option("--dashboard", is_flag=True, help="Start Ray's dashboard with a Ray of our own.")
 @click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")
-@click.option(
-    "--resume", metavar="RUN", shell_complete=complete_run, help="Go on with a run from its newest checkpoint."
-)
+@RESUME
 @click.option("--json", "as_json", is_flag=True, help="End with the summary as one JSON object on stdout.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines instead of a progress bar.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what Ray or torchrun itself has to say.")
@@ -67,11 +64,7 @@ def command(
     """
     if list_recipes:
         return _list(as_json)
-    overrides = [word for word in words if is_override(word)]
-    recipes = [word for word in words if not is_override(word)]
-    overrides += worker_overrides(workers)
-    if gpu:
-        overrides.append("cluster.gpus_per_worker=1")
+    recipes, overrides = recipes_and_overrides(words, workers, gpu)
     options = {
         "launcher": launcher,
         "address": address,
@@ -97,20 +90,6 @@ def _is_told(error: BaseException) -> bool:
     from shoal.launch.torchrun import is_told
 
     return under_torchrun() and is_told(error)
-
-
-def worker_overrides(workers: str | None) -> list[str]:
-    """`--workers N` or `MIN:MAX` as overrides of the recipe."""
-    if workers is None:
-        return []
-    parts = workers.split(":")
-    if len(parts) > 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise UserError(f"--workers: {workers!r} should be a whole number above 0, or two of them: MIN:MAX")
-    if int(parts[0]) > int(parts[-1]):
-        raise UserError(f"--workers: {workers!r} begins with the larger number; write MIN:MAX, as in 1:3")
-    if len(parts) == 1:
-        return [f"cluster.workers={parts[0]}", "cluster.min_workers=null"]
-    return [f"cluster.workers={parts[1]}", f"cluster.min_workers={parts[0]}"]
 
 
 def _list(as_json: bool) -> int:
