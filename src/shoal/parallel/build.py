@@ -10,8 +10,6 @@ from shoal.parallel.section import ParallelSection
 from shoal.parallel.single import SingleUnit
 from shoal.parallel.unit import StepSettings, TrainUnit
 
-_STRATEGIES: dict[str, type[SingleUnit] | type[DdpUnit]] = {"single": SingleUnit, "ddp": DdpUnit}
-
 
 def choose_strategy(section: ParallelSection, world_size: int) -> str:
     """The strategy by name: `auto` is one process where there is one, and data parallel where there are more."""
@@ -26,5 +24,6 @@ def build_unit(
     section: ParallelSection, model: nn.Module, objective: Objective, settings: StepSettings, process: Process
 ) -> TrainUnit:
     """The model made ready to train under the recipe's strategy."""
-    strategy = _STRATEGIES[choose_strategy(section, process.world_size)]
-    return strategy(model, objective, settings, process, section)
+    if choose_strategy(section, process.world_size) == "single":
+        return SingleUnit(model, objective, settings, process)
+    return DdpUnit(model, objective, settings, process, section)

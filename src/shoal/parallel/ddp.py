@@ -32,9 +32,8 @@ class DdpUnit(Replica):
         objective: Objective,
         settings: StepSettings,
         process: Process,
-        section: ParallelSection | None = None,
+        section: ParallelSection,
     ) -> None:
-        section = section or ParallelSection()
         if section.sync_batch_norm:
             if process.device.type != "cuda":
                 raise UserError("parallel.sync_batch_norm: PyTorch has it for GPUs only; turn it off on the CPU")

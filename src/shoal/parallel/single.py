@@ -1,31 +1,15 @@
 """One process on one device: the reference that every other strategy must agree with."""
 
-from torch import nn
-
 from shoal.core.batch import StepBatch
 from shoal.core.errors import UserError
-from shoal.core.objective import Objective
-from shoal.core.process import Process
 from shoal.parallel.replica import Replica
-from shoal.parallel.section import ParallelSection
-from shoal.parallel.unit import StepLoss, StepSettings
+from shoal.parallel.unit import StepLoss
 
 
 class SingleUnit(Replica):
     """A model on one device."""
 
     whole_every = 1
-
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        settings: StepSettings,
-        process: Process,
-        section: ParallelSection | None = None,
-    ) -> None:
-        assert process.world_size == 1
-        super().__init__(model, objective, settings, process)
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the step's items, summed over its micro-batches."""
