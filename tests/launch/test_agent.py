@@ -162,7 +162,7 @@ def test_the_stacks_of_a_stopped_trainer_say_so_and_it_can_be_killed(agent: Agen
     time.sleep(1.2)
     assert f"process {pid} is stopped (state T)" in agent.stacks()
     before_s = agent.poll(0, 0.0)["still_s"]
-    assert before_s > 0.5
+    assert before_s > 0.5 and agent.poll(0, 0.0)["starting_s"] == 0.0
     os.kill(pid, signal.SIGCONT)
     time.sleep(1.0)
     assert agent.poll(0, 0.0)["still_s"] < before_s, "it moves again"
@@ -178,7 +178,8 @@ def test_a_trainer_that_loads_its_data_does_not_count_as_standing(agent: Agent, 
     pid = agent.start(told)
     follow(agent, printed("loading"))
     time.sleep(1.2)
-    assert agent.poll(0, 0.0)["still_s"] == 0.0
+    answer = agent.poll(0, 0.0)
+    assert answer["still_s"] == 0.0 and answer["starting_s"] > 0.5
     os.kill(pid, signal.SIGSTOP)  # which is another matter
     time.sleep(1.2)
     assert agent.poll(0, 0.0)["still_s"] > 0.4

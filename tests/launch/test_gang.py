@@ -220,6 +220,24 @@ def test_a_stopped_worker_is_found_out_and_replaced(digits: Callable[..., Run], 
     assert (failure["rank"], failure["kind"]) == (1, "hung"), "the one that stands, not those that wait for it"
 
 
+def test_a_worker_that_hangs_before_its_first_step_is_found_out_and_replaced(
+    own: Callable[..., Run], here: Path
+) -> None:
+    run = own("pass", **{"failures.hang_timeout_s": 1, "nccl.timeout_s": 4})
+    task = here / "own_task.py"
+    stuck = """
+import time, pathlib, torch
+if torch.distributed.get_rank() == 1 and not pathlib.Path("was_here").exists():
+    pathlib.Path("was_here").touch()
+    time.sleep(600)
+"""
+    task.write_text(stuck + task.read_text())
+    assert run()["status"] == "done"
+    told = dict(run.watch.events)
+    assert 1 in told["slow_start"]["ranks"] and "own_task.py" in told["slow_start"]["stacks"]["1"]
+    assert told["failure"]["kind"] == "network" and told["restart"]["restarts"] == 1
+
+
 def test_sigterm_to_a_worker_saves_and_goes_on(
     digits: Callable[..., Run], crew: LocalCrew, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

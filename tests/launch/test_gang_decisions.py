@@ -72,10 +72,10 @@ def _later(future: "Future[Any]", delay_s: float, said: Any) -> None:
     def answer() -> None:
         if isinstance(said, Exception):
             future.set_exception(said)
-        elif isinstance(said, float):
-            future.set_result({"messages": [], "still_s": said})
+        elif isinstance(said, dict) and "what" not in said:
+            future.set_result({"messages": [], "still_s": 0.0, "starting_s": 0.0} | said)
         else:
-            future.set_result({"messages": [] if said is None else [said], "still_s": 0.0})
+            future.set_result({"messages": [] if said is None else [said], "still_s": 0.0, "starting_s": 0.0})
 
     timer = threading.Timer(delay_s, answer)
     timer.daemon = True
@@ -157,7 +157,10 @@ def test_a_worker_that_does_not_end_is_not_waited_for_when_rank_0_has_ended(
 
 def test_a_worker_that_ends_early_is_no_failure_and_does_not_hang(here: Path) -> None:
     """Rank 0 may have a large model to write."""
-    crew = ScriptedCrew(ScriptedMember("a", [(0.1, 0.1), (0.5, DONE)]), ScriptedMember("a", [(0.0, 0.9), (0.05, DONE)]))
+    crew = ScriptedCrew(
+        ScriptedMember("a", [(0.1, {"still_s": 0.1}), (0.5, DONE)]),
+        ScriptedMember("a", [(0.0, {"still_s": 0.9}), (0.05, DONE)]),
+    )
     play = Play(here, crew, **{"failures.hang_timeout_s": 1})
     assert play()["status"] == "done" and play.gang.starts == 1
 
@@ -327,11 +330,23 @@ def test_all_ranks_of_a_machine_are_neighbours(here: Path) -> None:
 
 def test_a_hang_blames_the_slowest_if_nobody_is_stopped(here: Path) -> None:
     crew = ScriptedCrew(
-        ScriptedMember("a", [(0.0, 0.2), (0.2, None)], [(0.0, DONE)]),
-        ScriptedMember("b", [(0.1, 1.5)], [(0.0, DONE)]),
+        ScriptedMember("a", [(0.0, {"still_s": 0.2}), (0.2, None)], [(0.0, DONE)]),
+        ScriptedMember("b", [(0.1, {"still_s": 1.5})], [(0.0, DONE)]),
     )
     play = Play(here, crew, **{"failures.hang_timeout_s": 1})
     assert play()["status"] == "done"
     (hang,) = play.shown("hang")
     assert hang == {"ranks": [1], "timeout_s": 1.0, "stacks": {"0": "stacks on a", "1": "stacks on b"}}
     assert [(fields["rank"], fields["message"]) for fields in play.shown("failure")] == [(1, "no progress for 1 s")]
+
+
+def test_a_slow_start_is_told_once_with_the_stacks_and_ends_nobody(here: Path) -> None:
+    crew = ScriptedCrew(
+        ScriptedMember("a", [(0.0, {"starting_s": 0.9}), (0.6, DONE)]),
+        ScriptedMember("b", [(0.0, {"starting_s": 1.1}), (0.1, {"starting_s": 1.2}), (0.3, DONE)]),
+    )
+    play = Play(here, crew, **{"failures.hang_timeout_s": 1})
+    assert play()["status"] == "done"
+    (slow,) = play.shown("slow_start")
+    assert slow == {"ranks": [1], "timeout_s": 1.0, "stacks": {"0": "stacks on a", "1": "stacks on b"}}
+    assert not play.shown("failure")

@@ -100,7 +100,18 @@ def test_metrics_are_described_in_the_order_asked_for() -> None:
         (
             "hang",
             {"ranks": [0, 1], "timeout_s": 30.0, "stacks": {}},
-            "workers [0, 1] made no progress for 30 s; their stacks are in events.jsonl",
+            "workers [0, 1] made no progress for 30 s; where they were:",
+        ),
+        (
+            "slow_start",
+            {"ranks": [1], "timeout_s": 30.0, "stacks": {"0": "a\nb", "1": "c"}},
+            "workers [1] are not ready to train after 30 s; where they are:\n[rank 1] c\n[rank 0] a\n[rank 0] b",
+        ),
+        (
+            "hang",
+            {"ranks": [7], "timeout_s": 1.0, "stacks": {str(rank): f"at {rank}" for rank in range(12)}},
+            "workers [7] made no progress for 1 s; where they were:\n[rank 7] at 7\n[rank 0] at 0\n[rank 1] at 1\n"
+            "[rank 2] at 2\nthe stacks of all 12 workers are in events.jsonl",
         ),
         ("save", {"step": 5}, None),
         ("first_step", {"step": 1}, None),

@@ -75,13 +75,17 @@ class Agent:
             return self._trainer.pid
 
     def poll(self, attempt: int, timeout_s: float) -> dict[str, Any]:
-        """What the trainer of that start has said since the last call, as soon as there is something, and how many
-        seconds it has stood. Of another start nothing is told: the launcher may ask late."""
+        """What the trainer of that start has said since the last call, as soon as there is something, and for how many
+        seconds it has stood, or has been getting ready. Of another start nothing is told: the launcher may ask late."""
         self._asked = time.monotonic()
         trainer = self._trainer
         if trainer is None or trainer.attempt != attempt:
-            return {"messages": [{"what": "died", "status": None, "because": None}], "still_s": 0.0}
-        return {"messages": trainer.take(timeout_s), "still_s": trainer.still_s}
+            return {"messages": [{"what": "died", "status": None, "because": None}], "still_s": 0.0, "starting_s": 0.0}
+        return {
+            "messages": trainer.take(timeout_s),
+            "still_s": trainer.still_s,
+            "starting_s": trainer.starting_s,
+        }
 
     def stop(self, attempt: int, reason: str) -> None:
         """Ask the trainer of that start to save and end."""
@@ -132,6 +136,8 @@ class _Trainer:
 
     def __init__(self, nursery: Nursery, job: dict[str, Any], listening: socket.socket | None) -> None:
         self.attempt: int = job["starts"]
+        self.starting_s = 0.0
+        """Seconds in which it has been getting ready; none any more when it has."""
         self.still_s = 0.0
         """Seconds since it last made a step or a batch of an evaluation; while it gets ready, which may be a long
         download, only those in which its process is stopped. When the agent itself stands still, none count."""
@@ -246,13 +252,16 @@ class _Trainer:
         """Pass on what there is, waiting for it if need be; where there was something."""
         began = time.monotonic()
         ready = [key.fileobj for key, _ in selector.select(timeout_s)]
+        passed_s = min(time.monotonic() - began, 2 * _LOOK_EVERY_S)
         if self._has_moved or self._state() in "Tt":
-            self.still_s += min(time.monotonic() - began, 2 * _LOOK_EVERY_S)
+            self.still_s += passed_s
+        else:
+            self.starting_s += passed_s
         # Messages are read before prints and told after them: what was printed before a message comes before it.
         said = [json.loads(line) for line in (self._said.read() if self._said in ready else [])]
         printed = [_print(name, line) for name, lines in self._prints.items() for line in lines.read()]
         if any(message["what"] == "beat" for message in said):
-            self._has_moved, self.still_s = True, 0.0
+            self._has_moved, self.still_s, self.starting_s = True, 0.0, 0.0
         if any(message["what"] in ("ended", "failed") for message in said):
             self._has_spoken = True  # nobody asks after that, so a line without an end is told now
             printed += [_print(name, line) for name, lines in self._prints.items() for line in lines.rest()]

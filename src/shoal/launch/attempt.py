@@ -31,6 +31,8 @@ class Attempt:
     """Questions that are out, and whom they are for."""
     asked: dict[int, float] = field(default_factory=dict)
     still_s: dict[int, float] = field(default_factory=dict)
+    starting_s: dict[int, float] = field(default_factory=dict)
+    is_slow_start_told: bool = False
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     first_ended: float | None = None
     """When rank 0 did."""

@@ -18,7 +18,9 @@ from shoal.launch.job import make_job, meeting_host
 from shoal.launch.policy import Size
 from shoal.launch.run import Launch, Prepared
 
-_POLL_S = 1.0
+_POLL_S = 2.0
+"""How long a member may wait for news before it answers that there is none."""
+_LOOK_EVERY_S = 0.25
 _ANSWER_S = 5.0
 """A member that does not answer within so long, while others fail, is lost."""
 _SILENT_S = 12.0
@@ -162,7 +164,7 @@ class Gang:
         return attempt.ended.get(0)
 
     def _take_answers(self, attempt: Attempt) -> None:
-        done, _ = wait(attempt.polls, timeout=0.1, return_when=FIRST_COMPLETED)
+        done, _ = wait(attempt.polls, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
         for future in done:
             rank = attempt.polls.pop(future)
             try:
@@ -171,6 +173,7 @@ class Gang:
                 attempt.fail(rank, "lost", _first_line(error))
                 continue
             attempt.still_s[rank] = answer["still_s"]
+            attempt.starting_s[rank] = answer["starting_s"]
             for message in answer["messages"]:
                 if not attempt.take(rank, message):
                     self.account.see(rank, message)
@@ -182,8 +185,13 @@ class Gang:
         self._find_lost(attempt, _SILENT_S)
         if attempt.failures:
             return
-        if hung := policy.hung_ranks(attempt.standing(), self.recipe.failures.hang_timeout_s):
-            self._note_hang(attempt, hung)
+        timeout_s = self.recipe.failures.hang_timeout_s
+        if hung := policy.hung_ranks(attempt.standing(), timeout_s):
+            self._note_hang(attempt, hung, timeout_s)
+        elif not attempt.is_slow_start_told and (slow := policy.hung_ranks(attempt.starting_s, timeout_s)):
+            # A long download, perhaps, so nobody is ended: if others wait for one that hangs, PyTorch's limit ends it.
+            attempt.is_slow_start_told = True
+            self.account.note("slow_start", {"ranks": slow, "timeout_s": timeout_s, "stacks": _stacks(attempt)})
         elif attempt.stop_sent is None and (reason := self._reason_to_stop(attempt)) is not None:
             attempt.stop_sent = reason
             for member in attempt.members:
@@ -211,21 +219,14 @@ class Gang:
             if silence_s > _POLL_S + silent_s:
                 attempt.fail(rank, "lost", f"no answer for {silence_s:.0f} s")
 
-    def _note_hang(self, attempt: Attempt, hung: list[int]) -> None:
+    def _note_hang(self, attempt: Attempt, hung: list[int], timeout_s: float) -> None:
         """Write down where every worker is before they are ended."""
-        asked = {rank: member.call("stacks") for rank, member in enumerate(attempt.members)}
-        wait(asked.values(), timeout=_ANSWER_S)
-        stacks = {
-            rank: future.result() if future.done() and future.exception() is None else "its agent did not answer"
-            for rank, future in asked.items()
-        }
-        timeout_s = self.recipe.failures.hang_timeout_s
-        texts = {str(rank): text for rank, text in stacks.items()}
-        self.account.note("hang", {"ranks": hung, "timeout_s": timeout_s, "stacks": texts})
+        stacks = _stacks(attempt)
+        self.account.note("hang", {"ranks": hung, "timeout_s": timeout_s, "stacks": stacks})
         # All of them wait where one does; one whose process is stopped is why.
-        stopped = [rank for rank, text in stacks.items() if "is stopped" in text.partition("\n")[0]]
+        stopped = [int(rank) for rank, text in stacks.items() if "is stopped" in text.partition("\n")[0]]
         for rank in stopped or hung:
-            why = f": {stacks[rank]}" if rank in stopped else ""
+            why = f": {stacks[str(rank)]}" if rank in stopped else ""
             attempt.fail(rank, "hung", f"no progress for {timeout_s:g} s{why}")
 
     def _end(self, attempt: Attempt) -> None:
@@ -264,6 +265,16 @@ class Gang:
         for member in attempt.members:
             if member.node in leaving:
                 self.crew.drop(member)
+
+
+def _stacks(attempt: Attempt) -> dict[str, str]:
+    """Where every worker is now, by rank."""
+    asked = [member.call("stacks") for member in attempt.members]
+    wait(asked, timeout=_ANSWER_S)
+    return {
+        str(rank): future.result() if future.done() and future.exception() is None else "its agent did not answer"
+        for rank, future in enumerate(asked)
+    }
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from shoal.observe.records import Report
 _REFRESH_S = 0.2
 _LINE_EVERY_S = 2.0
 _WAIT_EVERY_S = 10.0
+_MOST_STACKS = 4
 _IN_BAR = ("train_loss", "samples_per_s")
 
 
@@ -88,19 +90,26 @@ def event_line(name: str, fields: dict[str, Any]) -> str | None:
             f"{fields['run']}: {fields['parameters']:,} parameters on {workers}{fields['device']}, "
             f"{fields['train_samples']:,} samples, {fields['num_steps']:,} steps of {fields['global_batch']}"
         )
-    if name == "resume":
-        return f"resuming from step {fields['step']}"
-    if name == "checkpoint_rejected":
-        return f"checkpoint of step {fields['step']} is corrupt and set aside: {fields['reason']}"
-    if name == "warning":
-        return f"warning: {fields['message']}"
-    if name == "early_stop":
-        return f"stopping early at step {fields['step']}: {fields['metric']} has not improved on {fields['best']:.4f}"
     words = _WORDS.get(name)
-    return None if words is None else words.format_map(fields)
+    if words is None:
+        return None
+    return "\n".join([words.format_map(fields), *_stack_lines(fields.get("stacks", {}), fields.get("ranks", []))])
+
+
+def _stack_lines(stacks: dict[str, str], first: list[int]) -> Iterator[str]:
+    """Of a few workers, those of `first` before the others: a log is no place for the stacks of hundreds."""
+    ranks = sorted(stacks, key=lambda rank: (int(rank) not in first, int(rank)))
+    for rank in ranks[:_MOST_STACKS]:
+        yield from (f"[rank {rank}] {line}" for line in stacks[rank].splitlines())
+    if len(ranks) > _MOST_STACKS:
+        yield f"the stacks of all {len(ranks)} workers are in events.jsonl"
 
 
 _WORDS = {
+    "resume": "resuming from step {step}",
+    "checkpoint_rejected": "checkpoint of step {step} is corrupt and set aside: {reason}",
+    "warning": "warning: {message}",
+    "early_stop": "stopping early at step {step}: {metric} has not improved on {best:.4f}",
     "print": "[rank {rank}] {line}",
     "starting": "{what}",
     "dashboard": "Ray's dashboard: {url}",
@@ -109,7 +118,8 @@ _WORDS = {
     "restart": "starting again (restart {restarts})",
     "resize": "going on with {to} workers instead of {from}",
     "preemption": "a machine is about to go: saving, then going on without it",
-    "hang": "workers {ranks} made no progress for {timeout_s:g} s; their stacks are in events.jsonl",
+    "hang": "workers {ranks} made no progress for {timeout_s:g} s; where they were:",
+    "slow_start": "workers {ranks} are not ready to train after {timeout_s:g} s; where they are:",
 }
 
 
