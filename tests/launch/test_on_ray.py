@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.bench.drill_cluster import DrillCluster
+from shoal.launch.on_ray import _is_here
 from shoal.observe.runs import read_events
 from tests.launch.processes import is_alive, wait_until_dead
 from tests.launch.watched import RECIPE, STEPS, Run, losses_of
@@ -44,9 +45,16 @@ def train(cluster: DrillCluster, tmp_path: Path) -> Iterator[Callable[..., Run]]
 def test_a_ray_of_its_own_gives_the_weights_of_every_other_launcher(undisturbed: dict[str, Any], tmp_path: Path):
     run = Run(tmp_path / "run", *RECIPE, "--workers", "2")
     workers = run.wait_for_saves(1)
-    beyond = _listening_beyond_loopback(_session(run.process.pid, [worker["pid"] for worker in workers]))
+    session = _session(run.process.pid, [worker["pid"] for worker in workers])
+    beyond = _listening_beyond_loopback(session)
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in session if is_alive(pid)]
     summary = run.end()
+    ended = time.time()
     assert not beyond, f"listens for others than this machine: {beyond}"
+    idle = ("log_monitor.py", "autoscaler/_private/monitor.py", "dashboard/dashboard.py")
+    assert not [command for command in commands if any(name in command for name in idle)], "take from the training"
+    (done,) = [event for event in read_events(run.folder) if event["event"] == "done"]
+    assert ended - done["time"] < 4.0, "Ray is not waited for"
     assert summary["weights_sha256"] == undisturbed["weights_sha256"]
     assert summary["world_size"] == 2 and summary["restarts"] == 0
     assert losses_of(run.folder) == undisturbed["losses"]
@@ -175,6 +183,20 @@ def test_what_is_waited_for_is_told(train: Callable[..., Run]):
         and "s left" in message
         and "given up" in message
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [
+        ("127.0.0.1:6379", True),
+        ("ray://localhost:10001", True),
+        ("192.0.2.1:6379", False),
+        ("no.such.host.invalid:6379", False),
+        ("6379", False),
+    ],
+)
+def test_this_machines_own_addresses_are_known(address: str, is_here: bool):
+    assert _is_here(address) is is_here
 
 
 def test_no_cluster_is_told_with_a_remedy(tmp_path: Path):

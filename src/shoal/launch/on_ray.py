@@ -18,6 +18,18 @@ from shoal.launch.sizes import usable_cores
 
 _ANSWERS_WITHIN_S = 5.0
 _FOR_US = {signal.SIGTERM, signal.SIGHUP}
+_QUIET_RAY = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "10000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_DASHBOARD_AGENT_LOOP_MONITOR_INTERVAL_S": "60",
+    "METRICS_RECORD_INTERVAL_S": "600",
+    "REPORTER_UPDATE_INTERVAL_MS": "600000",
+}
+"""A Ray of our own shares its cores with the training; nobody looks at its statistics, and its store stays empty."""
 _FORMS = "auto, HOST:PORT or ray://HOST:PORT"
 
 
@@ -30,7 +42,7 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     is_own = how.address is None
     nursery = new_nursery_name()
     # On this machine already now: torch is imported while Ray starts.
-    warm = Nursery(nursery) if how.address in (None, "auto") else None
+    warm = Nursery(nursery) if how.address in (None, "auto") or _is_here(how.address) else None
     where = "Ray" if is_own else f"Ray at {how.address}"
     how.console.event("starting", {"what": f"{'starting' if is_own else 'connecting to'} {where}"})
     with contextlib.ExitStack() as stack:
@@ -47,8 +59,8 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
             gpus = int(ray.cluster_resources().get("GPU", 0) >= size.least)
         elif is_own and gpus * cluster.workers > (there := ray.cluster_resources().get("GPU", 0)):
             raise UserError(
-                f"cluster.gpus_per_worker: {cluster.workers} workers need {cluster.workers} GPU and this machine has "
-                f"{there:g}; leave out --gpu, or start fewer workers"
+                f"cluster.gpus_per_worker: {cluster.workers} workers need {gpus * cluster.workers} GPU and this "
+                f"machine has {there:g}; leave out --gpu, or start fewer workers"
             )
         crew = RayCrew(size, {"CPU": float(cpus), "GPU": float(gpus)}, nursery)
         try:
@@ -71,6 +83,8 @@ def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None
     if how.address is None or host.startswith("127.") or host == "localhost":
         # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
         settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if how.address is None and not how.dashboard:
+        settings |= _QUIET_RAY
     if port:
         _check_answers(how.address, host, port)
     if how.address is not None and _has_token():
@@ -81,13 +95,24 @@ def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None
         yield ray, getattr(context, "dashboard_url", None)
     finally:
         if context is not None:
-            ray.shutdown()
+            _shut_down(ray, is_own=how.address is None)
 
 
 def _host_and_port(address: str | None) -> tuple[str, int | None]:
     """Of HOST:PORT and ray://HOST:PORT; Ray knows of itself what `auto` means."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     return (host, int(port)) if host and port.isascii() and port.isdigit() and int(port) < 1 << 16 else ("", None)
+
+
+def _is_here(address: str) -> bool:
+    """Whether a cluster's address is one of this machine's own, which then is likely to train."""
+    host, port = _host_and_port(address)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return port is not None
 
 
 def _check_answers(address: str | None, host: str, port: int) -> None:
@@ -124,7 +149,9 @@ def _ray(prepared: Prepared, how: Launch) -> tuple[Any, Any]:
         return ray, None
     quiet = {"log_to_driver": how.verbose, "logging_level": "INFO" if how.verbose else "CRITICAL"}
     if how.address is None:
-        return ray, _start(ray, prepared, how.dashboard, quiet)
+        context = _start(ray, prepared, how.dashboard, quiet)
+        _end_idle_parts(ray, how)
+        return ray, context
     return ray, _connect(ray, how.address, quiet)
 
 
@@ -155,6 +182,27 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
         raise UserError(f"--launcher: Ray does not start here: {error}; try --launcher local") from error
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_US)
+
+
+def _end_idle_parts(ray: Any, how: Launch) -> None:
+    """End those of Ray's processes that only watch: nobody asks for what they see, and they take from the training."""
+    node = ray._private.worker._global_node
+    node.kill_monitor(check_alive=False)
+    if not how.dashboard:
+        node.kill_dashboard(check_alive=False)
+    if not how.verbose:
+        node.kill_log_monitor(check_alive=False)
+
+
+def _shut_down(ray: Any, is_own: bool) -> None:
+    """Disconnect, and end a Ray that was started here.
+
+    Its processes hold back the SIGTERM by which Ray would end them, and Ray gives each a second before it kills it.
+    """
+    if is_own and (node := ray._private.worker._global_node) is not None:
+        kill_all = node.kill_all_processes
+        node.kill_all_processes = lambda **options: kill_all(**options | {"allow_graceful": False})
+    ray.shutdown()
 
 
 def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> Any:

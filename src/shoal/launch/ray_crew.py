@@ -23,7 +23,7 @@ from shoal.launch.policy import Size, missing_resources
 
 _COMING_S = 4.0
 """An actor that the cluster has room for is there within so long; one that is not waits for a machine."""
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 1.0
 _AGAIN_S = 1.0
 """An actor that could not start is asked for again, but not more often than this."""
 
