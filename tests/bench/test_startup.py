@@ -98,6 +98,7 @@ def test_more_workers_than_cores_are_refused() -> None:
 
 
 @two_cores
+@pytest.mark.slow
 def test_the_command_measures_from_the_command_to_the_first_step(here: Path, capfd: Capture) -> None:
     words = ["--rounds", "1", "--only", "torchrun,shoal_torchrun,shoal_local", "--json", "-o", "out"]
     assert run(["bench", "startup", *words]) == 0

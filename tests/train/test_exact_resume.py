@@ -67,7 +67,7 @@ def test_resumed_is_the_same_as_never_stopped(name: str, tmp_path_factory: pytes
     assert reference["status"] == "done" and reference["step"] == STEPS
 
     # Drawn anew in every run of the tests; a failure prints the stops to repeat.
-    @settings(max_examples=5, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=3, suppress_health_check=list(HealthCheck))
     @given(stops=st.lists(st.integers(1, STEPS - 1), min_size=1, max_size=3, unique=True).map(sorted))
     def resumes_exactly(stops: list[int]) -> None:
         folder = base / "stopped"

@@ -149,9 +149,8 @@ def _ray(prepared: Prepared, how: Launch) -> tuple[Any, Any]:
         return ray, None
     quiet = {"log_to_driver": how.verbose, "logging_level": "INFO" if how.verbose else "CRITICAL"}
     if how.address is None:
-        context = _start(ray, prepared, how.dashboard, quiet)
-        _end_idle_parts(ray, how)
-        return ray, context
+        with _without_idle_parts(how):
+            return ray, _start(ray, prepared, how.dashboard, quiet)
     return ray, _connect(ray, how.address, quiet)
 
 
@@ -184,14 +183,27 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_US)
 
 
-def _end_idle_parts(ray: Any, how: Launch) -> None:
-    """End those of Ray's processes that only watch: nobody asks for what they see, and they take from the training."""
-    node = ray._private.worker._global_node
-    node.kill_monitor(check_alive=False)
-    if not how.dashboard:
-        node.kill_dashboard(check_alive=False)
-    if not how.verbose:
-        node.kill_log_monitor(check_alive=False)
+@contextlib.contextmanager
+def _without_idle_parts(how: Launch) -> Iterator[None]:
+    """Start Ray without the processes that only watch, and without the one port that every Ray asks for.
+
+    Nobody would ask what they see, and they take from the start and from the training. Where another Ray of this
+    machine has the port of the dashboard's agent, or had it a second ago, Ray would try it again for four seconds.
+    """
+    from ray._private.node import Node
+
+    def leave_out(node: Any, **options: Any) -> None:
+        node._ray_params.dashboard_agent_listen_port = 0  # any that is free
+
+    unwanted = {"start_monitor": True, "start_api_server": not how.dashboard, "start_log_monitor": not how.verbose}
+    originals = {name: getattr(Node, name) for name, is_unwanted in unwanted.items() if is_unwanted}
+    for name in originals:
+        setattr(Node, name, leave_out)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(Node, name, original)
 
 
 def _shut_down(ray: Any, is_own: bool) -> None:
