@@ -58,7 +58,7 @@ def test_a_ray_of_its_own_gives_the_weights_of_every_other_launcher(undisturbed:
     assert summary["weights_sha256"] == undisturbed["weights_sha256"]
     assert summary["world_size"] == 2 and summary["restarts"] == 0
     assert losses_of(run.folder) == undisturbed["losses"]
-    wait_until_dead(*(worker["pid"] for worker in workers))
+    wait_until_dead(*session)
     told = run.log.read_text().replace("starting Ray\n", "")
     assert "[rank" not in told and "ray" not in told.lower(), "chatter"
 

@@ -13,6 +13,7 @@ from shoal.core.errors import UserError
 from shoal.launch.run import Launch, launch, new_run_dir, prepare
 from shoal.observe.console import SilentConsole
 from shoal.observe.runs import read_events, read_metrics, read_run, resume_command
+from tests.launch.gangs import Watch
 from tests.tiny import TINY, own_recipe, tiny_run, write_own_task
 
 
@@ -235,3 +236,25 @@ def test_a_run_that_stopped_early_goes_on_only_with_another_early_stop(here: Pat
     with pytest.raises(UserError, match="to train on, change early_stop"):
         prepare(overrides=["train.steps=80"], resume="r")
     assert prepare(overrides=["early_stop=null"], resume="r").finished is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "says"),
+    [
+        ({"cluster.workers": 10_000}, {"launcher": "ray"}, r"cluster.workers: 10000 workers on the \d+ cores of this"),
+        ({"cluster.workers": 10_000}, {"launcher": "torchrun"}, r"cluster.workers: 10000 workers on the \d+ cores of"),
+        ({"cluster.workers": 10_000}, {"launcher": "local"}, r"cluster.workers: 10000 workers on the \d+ cores of"),
+        ({"cluster.workers": 2, "cluster.cpus_per_worker": 5_000}, {"launcher": "ray"}, "2 workers need 10000 CPU and"),
+        ({"cluster.workers": 2}, {"address": "nonsense"}, "--address: 'nonsense' should be auto, HOST:PORT or ray://"),
+        ({"cluster.workers": 2}, {"address": "http://x:1"}, "http:// addresses are for shoal submit"),
+    ],
+)
+def test_what_cannot_run_here_is_refused_before_anything_starts(
+    here: Path, overrides: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    watch = Watch(here / "run")
+    few = {"train.global_batch": 20_000, "data.samples": 20_000} if overrides["cluster.workers"] > 2 else {}
+    prepared = prepare([TINY], overrides | few, run_dir=here / "run")
+    with pytest.raises(UserError, match=says):
+        launch(prepared, Launch(watch, watch.stop, **options))
+    assert watch.events == [] and list(here.iterdir()) == []

@@ -22,10 +22,11 @@ from shoal.launch.account import Account, failure_of
 from shoal.launch.crew import LOOPBACK
 from shoal.launch.environment import nccl_environment, network_environment
 from shoal.launch.lines import LONGEST_PRINT, Lines
-from shoal.launch.local import threads_of
+from shoal.launch.local import check_shared, threads_of
 from shoal.launch.nursery import short_address
 from shoal.launch.policy import Failure
 from shoal.launch.run import Launch, Prepared
+from shoal.launch.sizes import usable_cores
 
 _AGENT = (
     "import ctypes, runpy, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
@@ -44,6 +45,7 @@ def run_by_torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
             f"cluster.min_workers: {cluster.min_workers} to {cluster.workers} workers are for Ray, torchrun starts a "
             f"fixed number; give one such as --workers {cluster.workers}, or use --launcher ray"
         )
+    check_shared(cluster.workers, usable_cores())
     with tempfile.TemporaryDirectory(prefix="shoal-torchrun-") as folder:
         return _Watch(prepared, how, Path(folder)).run()
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,11 +40,12 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
 
     cluster = prepared.loaded.recipe.cluster
     size = Size(cluster.min_workers or cluster.workers, cluster.workers)
-    is_own = how.address is None
+    is_own = how.address is None and not _is_initialized()
+    _check(prepared, how, is_own)
     nursery = new_nursery_name()
     # On this machine already now: torch is imported while Ray starts.
     warm = Nursery(nursery) if how.address in (None, "auto") or _is_here(how.address) else None
-    where = "Ray" if is_own else f"Ray at {how.address}"
+    where = f"Ray at {how.address}" if how.address else "Ray"
     how.console.event("starting", {"what": f"{'starting' if is_own else 'connecting to'} {where}"})
     with contextlib.ExitStack() as stack:
         if warm is not None:
@@ -71,15 +73,34 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
             crew.close()
 
 
+def _check(prepared: Prepared, how: Launch, is_own: bool) -> None:
+    """Refuse what is known to be wrong before anything is started."""
+    if how.address is not None and "://" in how.address and not how.address.startswith("ray://"):
+        raise UserError(f"--address: {how.address!r} should be {_FORMS}; http:// addresses are for shoal submit")
+    if how.address not in (None, "auto") and not _host_and_port(how.address)[1]:
+        raise UserError(f"--address: {how.address!r} should be {_FORMS}")
+    if not is_own:
+        return
+    cluster, cores = prepared.loaded.recipe.cluster, usable_cores()
+    if cluster.cpus_per_worker and cluster.cpus_per_worker * cluster.workers > cores:
+        needed = cluster.cpus_per_worker * cluster.workers
+        raise UserError(
+            f"cluster.cpus_per_worker: {cluster.workers} workers need {needed} CPU and this machine has {cores}; "
+            "ask for fewer, or leave it out to share the cores"
+        )
+    check_shared(cluster.workers, cores)
+
+
+def _is_initialized() -> bool:
+    """Whether the program that calls Shoal has connected to a Ray, whose business it stays."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
 @contextlib.contextmanager
 def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None]]:
     """Ray, connected to the cluster that was asked for, and where its dashboard is; what began here ends with it."""
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    if how.address is not None and "://" in how.address and not how.address.startswith("ray://"):
-        raise UserError(f"--address: {how.address!r} should be {_FORMS}; http:// addresses are for shoal submit")
     host, port = _host_and_port(how.address)
-    if how.address not in (None, "auto") and not port:
-        raise UserError(f"--address: {how.address!r} should be {_FORMS}")
     if how.address is None or host.startswith("127.") or host == "localhost":
         # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
         settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -145,7 +166,7 @@ def _ray(prepared: Prepared, how: Launch) -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(f"--launcher: ray needs Ray: pip install 'ray[default]' ({error})") from error
 
-    if ray.is_initialized():  # by the program that calls Shoal, whose business it stays
+    if _is_initialized():
         return ray, None
     quiet = {"log_to_driver": how.verbose, "logging_level": "INFO" if how.verbose else "CRITICAL"}
     if how.address is None:
@@ -155,21 +176,13 @@ def _ray(prepared: Prepared, how: Launch) -> tuple[Any, Any]:
 
 
 def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any]) -> Any:
-    cluster = prepared.loaded.recipe.cluster
-    cores = usable_cores()
-    if cluster.cpus_per_worker and cluster.cpus_per_worker * cluster.workers > cores:
-        needed = cluster.cpus_per_worker * cluster.workers
-        raise UserError(
-            f"cluster.cpus_per_worker: {cluster.workers} workers need {needed} CPU and this machine has {cores}; "
-            "ask for fewer, or leave it out to share the cores"
-        )
-    check_shared(cluster.workers, cores)
+    workers = prepared.loaded.recipe.cluster.workers
     # Ray's processes are in our process group: a SIGTERM to all of it, or a closed terminal, is ours to answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_US)
     try:
         return ray.init(
             address="local",
-            num_cpus=max(cores, cluster.workers),
+            num_cpus=max(usable_cores(), workers),
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",
             # Nobody else has a business with this Ray.
@@ -210,11 +223,27 @@ def _shut_down(ray: Any, is_own: bool) -> None:
     """Disconnect, and end a Ray that was started here.
 
     Its processes hold back the SIGTERM by which Ray would end them, and Ray gives each a second before it kills it.
+    What the raylet has started may take a minute to see that it is gone.
     """
-    if is_own and (node := ray._private.worker._global_node) is not None:
+    node = ray._private.worker._global_node
+    if is_own and node is not None:
+        raylets = node.all_processes.get("raylet", [])
         kill_all = node.kill_all_processes
-        node.kill_all_processes = lambda **options: kill_all(**options | {"allow_graceful": False})
+
+        def kill_at_once(**options: Any) -> None:
+            started = [child for raylet in raylets for child in _children(raylet.process.pid)]
+            kill_all(**options | {"allow_graceful": False})
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        node.kill_all_processes = kill_at_once
     ray.shutdown()
+
+
+def _children(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for children in lists for child in children.read_text().split()]
 
 
 def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> Any:
