@@ -155,6 +155,16 @@ def test_the_stacks_of_a_busy_trainer_name_the_line_that_keeps_it_busy(agent: Ag
     assert agent.stacks() == "no trainer"
 
 
+def test_a_trainer_whose_code_takes_the_signal_away_is_not_ended_by_asking_for_its_stacks(
+    agent: Agent, here: Path
+) -> None:
+    pid = agent.start(job(here, "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_DFL); time.sleep(0.05)"))
+    follow(agent, lambda message: message["what"] == "report")
+    assert "has given up SIGUSR1" in agent.stacks()
+    assert is_alive(pid)
+    agent.kill()
+
+
 def test_the_stacks_of_a_stopped_trainer_say_so_and_it_can_be_killed(agent: Agent, here: Path) -> None:
     pid = agent.start(job(here, "import time; time.sleep(0.02)", steps=1000))
     follow(agent, lambda message: message["what"] == "report")

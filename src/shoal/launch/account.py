@@ -30,6 +30,8 @@ class Account:
         self.restarts = 0
         self.saved_step: int | None = None
         self.first_step_s: float | None = None
+        self._unwritten: list[tuple[str, dict[str, Any]]] = []
+        """What happened before there was a run to write it to."""
 
     def see(self, rank: int, message: dict[str, Any]) -> None:
         """Show a message that is for whoever watches; others are none of its business."""
@@ -42,6 +44,7 @@ class Account:
             if message["name"] == "save":
                 self.saved_step = message["fields"]["step"]
             self.how.console.event(message["name"], message["fields"])
+            self._write_events()
         elif what == "tick":
             self.first_step_s = self.first_step_s or time.time() - self.how.started
             self.how.console.tick(message["step"])
@@ -50,10 +53,16 @@ class Account:
         """To the console, and to the run's events where there is a run."""
         if is_shown:
             self.how.console.event(name, fields)
+        self._unwritten.append((name, {"time": time.time(), **fields}))
+        self._write_events()
+
+    def _write_events(self) -> None:
         events = self.run_dir / "events.jsonl"
-        if events.is_file():
+        if self._unwritten and events.is_file():
             with contextlib.suppress(OSError), events.open("a", encoding="utf-8") as file:
-                append_event(file, name, fields)
+                for name, fields in self._unwritten:
+                    append_event(file, name, fields)
+            self._unwritten.clear()
 
     def note_failure(self, failure: Failure) -> None:
         """Which worker failed, and how. What ends the run is raised, and so is not shown here."""

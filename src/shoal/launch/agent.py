@@ -204,6 +204,8 @@ class _Trainer:
             state = self._state()
             if state in "Tt":
                 return f"process {self.pid} is stopped (state {state}): somebody sent it SIGSTOP or debugs it"
+            if not self._catches(signal.SIGUSR1):  # which would end it
+                return f"process {self.pid} (state {state}) no longer tells where it is: it has given up SIGUSR1"
             before = written = os.fstat(self._stacks).st_size
             os.kill(self.pid, signal.SIGUSR1)
             deadline = time.monotonic() + _STACKS_WITHIN_S
@@ -215,6 +217,12 @@ class _Trainer:
         except OSError as error:
             return f"the stacks of process {self.pid} cannot be had: {error}"
         return f"process {self.pid} (state {state}) did not write its stacks"
+
+    def _catches(self, number: int) -> bool:
+        """Whether it has a handler for a signal."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return bool(caught >> (number - 1) & 1)
 
     def _state(self) -> str:
         """As `ps` shows it: T is stopped by a signal, t by a debugger, X has gone."""

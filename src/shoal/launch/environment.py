@@ -11,6 +11,18 @@ from shoal.recipe.references import environment
 from shoal.recipe.schema import NcclSection
 
 _SIOCGIFADDR = 0x8915
+QUIET_RAY = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "10000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_DASHBOARD_AGENT_LOOP_MONITOR_INTERVAL_S": "60",
+    "METRICS_RECORD_INTERVAL_S": "600",
+    "REPORTER_UPDATE_INTERVAL_MS": "600000",
+}
+"""A Ray of our own shares its cores with the training; nobody looks at its statistics, and its store stays empty."""
 
 
 def nccl_environment(section: NcclSection) -> dict[str, str]:

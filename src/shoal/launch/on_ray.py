@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import UserError
+from shoal.launch.environment import QUIET_RAY
 from shoal.launch.local import check_shared, threads_of
 from shoal.launch.nursery import Nursery, new_nursery_name
 from shoal.launch.policy import Size
@@ -19,18 +20,6 @@ from shoal.launch.sizes import usable_cores
 
 _ANSWERS_WITHIN_S = 5.0
 _FOR_US = {signal.SIGTERM, signal.SIGHUP}
-_QUIET_RAY = {
-    "RAY_enable_metrics_collection": "0",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_object_manager_timer_freq_ms": "1000",
-    "RAY_raylet_check_gc_period_milliseconds": "10000",
-    "RAY_raylet_report_resources_period_milliseconds": "1000",
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_DASHBOARD_AGENT_LOOP_MONITOR_INTERVAL_S": "60",
-    "METRICS_RECORD_INTERVAL_S": "600",
-    "REPORTER_UPDATE_INTERVAL_MS": "600000",
-}
-"""A Ray of our own shares its cores with the training; nobody looks at its statistics, and its store stays empty."""
 _FORMS = "auto, HOST:PORT or ray://HOST:PORT"
 
 
@@ -105,7 +94,7 @@ def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None
         # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
         settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if how.address is None and not how.dashboard:
-        settings |= _QUIET_RAY
+        settings |= QUIET_RAY
     if port:
         _check_answers(how.address, host, port)
     if how.address is not None and _has_token():
@@ -190,8 +179,8 @@ def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any])
             object_store_memory=128 << 20,
             **quiet,
         )
-    except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"--launcher: Ray does not start here: {error}; try --launcher local") from error
+    except Exception as error:  # a bare one too, where a busy machine is too slow for Ray's own limits
+        raise UserError(f"--launcher: Ray does not start here: {error}; try again, or --launcher local") from error
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_US)
 

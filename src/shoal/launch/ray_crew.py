@@ -5,6 +5,7 @@ with half of what each needs. Places beyond that are asked for one by one; they 
 """
 
 import contextlib
+import os
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +20,7 @@ from shoal.core.errors import UserError
 from shoal.core.version import VERSION
 from shoal.launch.agent import Agent
 from shoal.launch.crew import Member
+from shoal.launch.environment import QUIET_RAY
 from shoal.launch.policy import Size, missing_resources
 
 _COMING_S = 4.0
@@ -33,6 +35,9 @@ class RayAgent(Agent):
 
     def start(self, job: dict[str, Any]) -> int:
         """As `Agent`, on the device that Ray has given this actor."""
+        for name, value in QUIET_RAY.items():  # meant for Ray, which has read it, and not for what the worker starts
+            if os.environ.get(name) == value:
+                del os.environ[name]
         return super().start(job | self.device())
 
     def device(self) -> dict[str, int]:
