@@ -64,7 +64,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(json.loads(out.splitlines()[-1])["weights_sha256"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_step_and_the_printed_command_resumes_it(here: Path, undisturbed: str, number: int) -> None:
     (here / "slow_task.py").write_text(TASK)
     process = start(here, *ARGUMENTS)
