@@ -58,11 +58,11 @@ def comparable(run_dir: Path) -> list[dict[str, Any]]:
     return reports
 
 
-SLOW = pytest.mark.slow
+SLOW = {"fashion_mnist": pytest.mark.slow}
 """Its model is that of mnist."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) if name == "fashion_mnist" else name for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in NAMES])
 def test_resumed_is_the_same_as_never_stopped(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.mktemp(name)
     single = {"cluster.threads_per_worker": 1, "cluster.gpus_per_worker": 0}
