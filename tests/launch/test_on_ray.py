@@ -1,5 +1,6 @@
 """Runs on a real Ray: the same result as without it, and nothing lost when parts of it are killed."""
 
+import json
 import os
 import signal
 import time
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.bench.drill_cluster import DrillCluster
+from shoal.launch.environment import QUIET_RAY
 from shoal.launch.on_ray import _is_here
 from shoal.observe.runs import read_events
 from tests.launch.processes import is_alive, wait_until_dead
 from tests.launch.watched import RECIPE, STEPS, Run, losses_of
+from tests.tiny import own_recipe, write_own_task
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,17 @@ def test_a_ray_of_its_own_gives_the_weights_of_every_other_launcher(undisturbed:
     wait_until_dead(*session)
     told = run.log.read_text().replace("starting Ray\n", "")
     assert "[rank" not in told and "ray" not in told.lower(), "chatter"
+
+
+def test_what_is_set_for_a_ray_of_its_own_does_not_reach_the_workers(here: Path):
+    write_own_task(here, "own_task", "import os; step == 1 and print('has', sorted(os.environ))")
+    (here / "own.yaml").write_text(json.dumps(own_recipe("own_task") | {"train": {"steps": 2, "global_batch": 8}}))
+    run = Run(here / "run", "own.yaml", "--workers", "2", environment={"REPORTER_UPDATE_INTERVAL_MS": "7"})
+    run.end()
+    told = [line for line in run.log.read_text().splitlines() if "] has " in line]
+    assert len(told) == 2 and all("'PATH'" in line for line in told)
+    assert not [name for line in told for name in QUIET_RAY.keys() - {"REPORTER_UPDATE_INTERVAL_MS"} if name in line]
+    assert all("REPORTER_UPDATE_INTERVAL_MS" in line for line in told), "the user's own stays"
 
 
 def test_two_runs_on_a_cluster_are_the_same(train: Callable[..., Run], undisturbed: dict[str, Any]):
