@@ -2,6 +2,8 @@
 
 import os
 import random
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -81,6 +83,20 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     yield lambda world_size: made.setdefault(world_size, Ranks(world_size))
     for processes in made.values():
         processes.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of its own with room for 2 MB, which a test may fill."""
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=1000", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
+import contextlib
 import fcntl
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ import pytest
 
 from shoal.core.errors import UserError
 from shoal.observe.records import Report
-from shoal.observe.run_folder import RunFolder, append_event
+from shoal.observe.run_folder import LineFile, RunFolder, append_event, event_record
 from shoal.observe.runs import is_locked
 
 HOLD = """
@@ -151,9 +153,9 @@ def test_events_of_the_launcher_and_of_the_first_worker_stay_whole_lines(tmp_pat
     file = tmp_path / "events.jsonl"
 
     def write(who: int) -> None:
-        with file.open("a", encoding="utf-8") as stream:
-            for number in range(50):
-                append_event(stream, "hang", {"who": who, "number": number, "stacks": "x" * 20_000})
+        for number in range(50):
+            fields = {"who": who, "number": number, "stacks": "x" * 20_000}
+            assert append_event(file, event_record("hang", fields))
 
     writers = [threading.Thread(target=write, args=(who,)) for who in range(4)]
     for writer in writers:
@@ -169,3 +171,36 @@ def test_a_folder_that_cannot_be_made_is_told_with_its_option(tmp_path: Path, wh
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^--run-dir: .* cannot be written: "):
         RunFolder(tmp_path / where).open(None)
+
+
+def test_lines_that_a_full_disk_refuses_come_when_it_takes_them_and_are_never_cut(
+    small_disk: Path,
+) -> None:
+    path = small_disk / "metrics.jsonl"
+    file = LineFile(path)
+    file.append({"step": 1})
+    filler = small_disk / "filler"
+    fill(filler)
+    for step in range(2, 40):
+        file.append({"step": step, "words": "x" * 5000})
+    kept = [record["step"] for record in lines(path)]
+    assert kept == list(range(1, len(kept) + 1)) and len(kept) < 39, "whole lines, as many as there was room for"
+    assert not append_event(path, {"step": 99, "words": "x" * 5000})
+    filler.unlink()
+    file.append({"step": 40})
+    file.close()
+    assert [record["step"] for record in lines(path)] == list(range(1, 41))
+
+
+def fill(path: Path) -> None:
+    """Write until the disk takes no more."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+
+
+def test_a_disk_that_fails_in_another_way_is_told(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "metrics.jsonl")
+    os.close(file._descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.append({"step": 1})

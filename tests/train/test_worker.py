@@ -334,19 +334,21 @@ def test_a_second_process_is_refused_before_it_touches_a_checkpoint(train_here, 
     assert sorted(path.name for path in (here / "r" / "checkpoints").iterdir()) == before
 
 
-def test_a_full_disk_is_told_in_words(here, without_coverage):
+def test_a_disk_that_stays_full_fails_the_run_only_at_its_end_and_in_words(here, without_coverage):
     script = (
         "import resource, sys\n"
         "from shoal.cli.main import run\n"
         "import shoal.launch.local, shoal.data.digits\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
         "sys.exit(run(['train', 'digits', 'train.steps=400', 'observe.every_steps=1', 'cluster.threads_per_worker=1',\n"
-        "              'evaluate.every_steps=1000', 'checkpoint.every_steps=1000', '--run-dir', 'r', '--json']))\n"
+        "              'evaluate.every_steps=1000', 'checkpoint.every_steps=1000', 'checkpoint.give_up_after_s=2',\n"
+        "              '--run-dir', 'r', '--json']))\n"
     )
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=here, env=without_coverage, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "error: r cannot be written: File too large; make room, then resume the run" in result.stderr
+    assert "step 400 could not be saved (File too large); training goes on, and it is tried again" in result.stderr
+    assert "error: the checkpoint of step 400 could not be written to r/checkpoints: File too large" in result.stderr
     assert "Traceback" not in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["status"] == "failed"
 

@@ -99,6 +99,20 @@ def measure(recipe: Recipe, steps: int, rounds: int, warmup: int) -> dict[str, A
     }
 
 
+class _SavesNothing:
+    """Stands where a run has its checkpoints."""
+
+    def save(self) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+    def report(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+
 class _ShoalLoop:
     """The loop as a run has it: loader, state, clock, reports into a folder. Without evaluation and saving."""
 
@@ -134,7 +148,7 @@ class _ShoalLoop:
                 ),
                 validation=None,
                 items=self.bench.objective.items,
-                save=lambda metrics: None,
+                checkpoints=_SavesNothing(),
                 saved_step=None,
                 observer=Observers(folder, SilentConsole()),
                 stop=lambda: None,

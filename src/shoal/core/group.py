@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+_FOREVER = datetime.timedelta(days=7)
+
 
 class Group:
     """Small values over all processes, on the host; gradients go their own way, inside a strategy."""
@@ -19,6 +21,13 @@ class Group:
         self.rank = rank
         self.world_size = world_size
         self._group = process_group
+
+    def sibling(self) -> "Group":
+        """The same processes once more, for another thread of each: it may talk while this one does, and has all the
+        time in the world. Every process must call this."""
+        if self.world_size == 1:
+            return Group(self.rank)
+        return Group(self.rank, self.world_size, dist.new_group(backend="gloo", timeout=_FOREVER))
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's value, by rank; anything that JSON can hold. Every process must call this."""

@@ -8,7 +8,7 @@ from shoal.core.errors import RunError, UserError, WorkerError
 from shoal.launch.policy import Failure, Kind, is_retried
 from shoal.launch.run import Launch, Prepared
 from shoal.observe.records import Report
-from shoal.observe.run_folder import RunFolder, append_event
+from shoal.observe.run_folder import RunFolder, append_event, event_record
 from shoal.observe.runs import read_metrics, read_run, resume_command
 
 
@@ -30,7 +30,7 @@ class Account:
         self.restarts = 0
         self.saved_step: int | None = None
         self.first_step_s: float | None = None
-        self._unwritten: list[tuple[str, dict[str, Any]]] = []
+        self._unwritten: list[dict[str, Any]] = []
         """What happened before there was a run to write it to."""
 
     def see(self, rank: int, message: dict[str, Any]) -> None:
@@ -53,16 +53,15 @@ class Account:
         """To the console, and to the run's events where there is a run."""
         if is_shown:
             self.how.console.event(name, fields)
-        self._unwritten.append((name, {"time": time.time(), **fields}))
+        self._unwritten.append(event_record(name, fields))
         self._write_events()
 
     def _write_events(self) -> None:
-        events = self.run_dir / "events.jsonl"
-        if self._unwritten and events.is_file():
-            with contextlib.suppress(OSError), events.open("a", encoding="utf-8") as file:
-                for name, fields in self._unwritten:
-                    append_event(file, name, fields)
-            self._unwritten.clear()
+        path = self.run_dir / "events.jsonl"
+        if self._unwritten and path.is_file():
+            with contextlib.suppress(OSError):  # tried again with the next one
+                while self._unwritten and append_event(path, self._unwritten[0]):
+                    self._unwritten.pop(0)
 
     def note_failure(self, failure: Failure) -> None:
         """Which worker failed, and how. What ends the run is raised, and so is not shown here."""

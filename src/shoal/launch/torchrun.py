@@ -17,7 +17,7 @@ from shoal.core.errors import RunError, UserError
 from shoal.launch.environment import nccl_environment, network_environment
 from shoal.launch.run import Launch, Prepared, check_is_new
 from shoal.launch.sizes import usable_cores
-from shoal.observe.run_folder import append_event
+from shoal.observe.run_folder import append_event, event_record
 from shoal.observe.runs import read_events
 from shoal.recipe.load import check_tree
 from shoal.recipe.merge import merge, overlay_of, override_paths
@@ -230,7 +230,7 @@ def _agree_on_run(
     prepared: Prepared, how: Launch, place: Place, store: "Store | None", group: "Group"
 ) -> dict[str, Any]:
     """What run this is: rank 0's, and after a restart that of the first start."""
-    from shoal.train.state import on_first
+    from shoal.train.restore import on_first
 
     restarts = max(group.gather(place.restarts))
     run: dict[str, Any] = on_first(group, lambda: _find_run(prepared, how, store, restarts))
@@ -260,8 +260,7 @@ def _find_run(prepared: Prepared, how: Launch, store: "Store | None", restarts: 
 
 def _note_restart(folder: Path, how: Launch, restarts: int) -> None:
     how.console.event("restart", {"restarts": restarts})
-    with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
-        append_event(file, "restart", {"restarts": restarts})
+    append_event(folder / "events.jsonl", event_record("restart", {"restarts": restarts}))
 
 
 def _first_step_s(folder: Path, started: float) -> float | None:

@@ -107,7 +107,12 @@ def _stack_lines(stacks: dict[str, str], first: list[int]) -> Iterator[str]:
 
 _WORDS = {
     "resume": "resuming from step {step}",
+    "initial_weights": "{words}",
     "checkpoint_rejected": "checkpoint of step {step} is corrupt and set aside: {reason}",
+    "fetched": "step {step} comes from {from}",
+    "save_failed": "step {step} could not be saved ({message}); training goes on, and it is tried again",
+    "save_superseded": "step {step} was not saved in time: a newer one takes its place",
+    "upload_failed": "step {step} is not uploaded yet: {message}; training goes on, and it is tried again",
     "warning": "warning: {message}",
     "early_stop": "stopping early at step {step}: {metric} has not improved on {best:.4f}",
     "print": "[rank {rank}] {line}",

@@ -1,5 +1,6 @@
 """The values that a loop hands over to be seen."""
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,22 +46,26 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Several observers as one."""
+    """Several observers as one, for several threads: what is saved in the background is told from there."""
 
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers
+        self._lock = threading.Lock()
 
     def report(self, report: Report) -> None:
         """To each."""
-        for observer in self.observers:
-            observer.report(report)
+        with self._lock:
+            for observer in self.observers:
+                observer.report(report)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """To each."""
-        for observer in self.observers:
-            observer.event(name, fields)
+        with self._lock:
+            for observer in self.observers:
+                observer.event(name, fields)
 
     def tick(self, step: int) -> None:
         """To each."""
-        for observer in self.observers:
-            observer.tick(step)
+        with self._lock:
+            for observer in self.observers:
+                observer.tick(step)

@@ -1,12 +1,15 @@
 """A run's folder: what is written there, and reading it back."""
 
 import contextlib
+import errno
 import fcntl
 import json
+import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -15,14 +18,20 @@ from shoal.core.storage import read_json_lines, to_json_line, write_atomically
 from shoal.observe.records import Report
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+"""What may be over in a while: a full disk, a quota, a disk or server that fails."""
+_MOST_KEPT = 100_000
+"""Lines; a disk that stays full must not take the memory too."""
+
+
 class RunFolder:
     """Writes metrics.jsonl, events.jsonl, recipe.yaml and summary.json; one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FileLock(path / ".lock")
-        self._metrics: TextIO | None = None
-        self._events: TextIO | None = None
+        self._metrics: LineFile | None = None
+        self._events: LineFile | None = None
         self._stepped = False
 
     @property
@@ -50,16 +59,14 @@ class RunFolder:
             self._forget_after(resumed_step)
         elif (self.path / "events.jsonl").exists():
             raise UserError(f"--run-dir: another run has started in {self.path} meanwhile; choose another folder")
-        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._events = (self.path / "events.jsonl").open("a", encoding="utf-8")
+        self._metrics = LineFile(self.path / "metrics.jsonl")
+        self._events = LineFile(self.path / "events.jsonl")
 
     def close(self) -> None:
         """Let go of files and lock."""
         for file in (self._metrics, self._events):
             if file is not None:
-                # Every line is flushed when it is written: what a full disk refused then was raised then.
-                with contextlib.suppress(OSError):
-                    file.close()
+                file.close()
         self._lock.release(force=True)
 
     def _forget_after(self, step: int) -> None:
@@ -75,13 +82,12 @@ class RunFolder:
     def report(self, report: Report) -> None:
         """A line in metrics.jsonl."""
         assert self._metrics is not None
-        self._metrics.write(to_json_line(report.to_record()) + "\n")
-        self._metrics.flush()
+        self._metrics.append(report.to_record())
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """A line in events.jsonl."""
         assert self._events is not None
-        append_event(self._events, name, fields)
+        self._events.append(event_record(name, fields))
 
     def tick(self, step: int) -> None:
         """The first step since the start is an event: until then a run only gets ready."""
@@ -100,14 +106,69 @@ class RunFolder:
         )
 
 
-def append_event(file: TextIO, name: str, fields: Mapping[str, Any]) -> None:
-    """One line, whole: rank 0 and a launcher on another machine may both have something to say."""
-    fcntl.flock(file, fcntl.LOCK_EX)
+class LineFile:
+    """JSON lines at the end of a file. Those that the disk does not take now, because it is full, say, are kept, and
+    written before the next ones."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = _open_to_append(path)
+        self._kept: deque[bytes] = deque(maxlen=_MOST_KEPT)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write a line, now or when the disk takes it."""
+        self._kept.append(_line(record))
+        self._write()
+
+    def close(self) -> None:
+        """Let go of the file; what the disk has not taken until now is lost."""
+        if self._kept:
+            self._write()
+        with contextlib.suppress(OSError):  # some file systems tell here what they could not write
+            os.close(self._descriptor)
+
+    def _write(self) -> None:
+        if _append(self._descriptor, b"".join(self._kept)):
+            self._kept.clear()
+
+
+def append_event(path: Path, record: Mapping[str, Any]) -> bool:
+    """Add a line to events.jsonl; whether the disk has taken it."""
+    descriptor = _open_to_append(path)
     try:
-        file.write(to_json_line({"time": time.time(), "event": name, **fields}) + "\n")
-        file.flush()
+        return _append(descriptor, _line(record))
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _open_to_append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return to_json_line(dict(record)).encode() + b"\n"
+
+
+def _append(descriptor: int, content: bytes) -> bool:
+    """All of it or nothing, and in one piece: rank 0 and a launcher on another machine may both have something to say."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            written = os.write(descriptor, content)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return False
+        if written < len(content):
+            os.ftruncate(descriptor, size)
+        return written == len(content)
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def event_record(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of events.jsonl; the time is now, unless it is given."""
+    return {"time": time.time(), "event": name, **fields}
 
 
 def _step_of(record: Mapping[str, Any]) -> float:

@@ -151,21 +151,25 @@ class Replica:
         weights = {f"model.{name}": tensor for name, tensor in named_weights(self.model).items()}
         moments = optimizer_tensors(self.optimizer, self._names())
         tensors = weights | {f"optim.{name}": tensor for name, tensor in moments.items()}
-        return UnitState(tensors, {"scaler": self.scaler.state_dict() if self.scaler else None})
+        learned = {f"model.{name}" for name, _ in self.model.named_parameters()}
+        values = {"scaler": self.scaler.state_dict() if self.scaler else None}
+        return UnitState(tensors, values, frozenset(weights.keys() - learned))
 
     def load(self, state: UnitState) -> None:
         """Take over a state; names must be the model's own."""
         weights = named_weights(self.model)
-        given = {name.removeprefix("model."): t for name, t in state.tensors.items() if name.startswith("model.")}
-        if weights.keys() != given.keys():
-            wrong = ", ".join(sorted(weights.keys() ^ given.keys())[:5])
+        given = {name.removeprefix("model.") for name in state.tensors if name.startswith("model.")}
+        if weights.keys() != given:
+            wrong = ", ".join(sorted(weights.keys() ^ given)[:5])
             raise UserError(f"model: the checkpoint is of another model (differs in {wrong}); use its own recipe")
-        for name, tensor in given.items():
+        for name in given:
+            tensor = state.tensors[f"model.{name}"]
             if weights[name].shape != tensor.shape:
                 shapes = f"{tuple(tensor.shape)} in the checkpoint and {tuple(weights[name].shape)} in this model"
                 raise UserError(f"model: {name} is {shapes}; use the checkpoint's own recipe")
             weights[name].copy_(tensor)
-        moments = {name.removeprefix("optim."): t for name, t in state.tensors.items() if name.startswith("optim.")}
+        optim = (name for name in state.tensors if name.startswith("optim."))
+        moments = {name.removeprefix("optim."): state.tensors[name] for name in optim}
         load_optimizer_tensors(self.optimizer, self._names(), moments)
         if self.scaler is not None and state.values.get("scaler"):
             self.scaler.load_state_dict(state.values["scaler"])

@@ -1,5 +1,6 @@
 """The seam between the loop and a strategy: one training step, and the state behind it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,8 +38,10 @@ class StepLoss:
 class UnitState:
     """Everything a strategy must get back to go on: tensors by name, and small values that JSON can hold."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
     values: dict[str, Any] = field(default_factory=dict)
+    of_first: frozenset[str] = frozenset()
+    """Tensors that may differ between workers that hold the same weights; rank 0's are the ones that count."""
 
 
 class TrainUnit(Protocol):

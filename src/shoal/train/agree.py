@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shoal.core.group import Group
 
-REASONS = ("SIGINT", "SIGTERM", "SIGHUP", "preemption", "resize")
+REASONS = ("SIGINT", "SIGTERM", "SIGHUP", "preemption", "resize", "checkpoint_failures")
 """What a run is stopped for; a checkpoint is saved whichever it is."""
 
 _EVERY_S = 0.2

@@ -14,6 +14,7 @@ from shoal.parallel.unit import TrainUnit
 from shoal.recipe.schema import Recipe
 from shoal.train.evaluate import check_watched, evaluate, named_for_validation
 from shoal.train.plan import Plan
+from shoal.train.save import Saving
 from shoal.train.schedule import learning_rate, peak_lr
 from shoal.train.state import TrainState, note_evaluation, should_stop_early
 from shoal.train.window import LossWindow
@@ -35,8 +36,7 @@ class Training:
     validation: Callable[[], Iterator[MicroBatch]] | None
     items: str
     """What the loss counts: samples or tokens."""
-    save: Callable[[dict[str, float]], None]
-    """Write a checkpoint of the present step, with its validation metrics."""
+    checkpoints: Saving
     saved_step: int | None
     observer: Observer
     stop: Callable[[], str | None]
@@ -69,11 +69,12 @@ def run_loop(run: Training) -> str:
             if (ending or plan.save_due(state.step)) and run.saved_step != state.step:
                 _finite(run, window)
                 state.window_loss, state.window_count = window.read()
-                fresh = state.evaluated_step == state.step
-                run.save({name: value for name, value in state.metrics.items() if fresh and name.startswith("val_")})
+                run.checkpoints.save()
                 run.saved_step = state.step
                 clock.lap("checkpoint")
             if ending:
+                run.checkpoints.finish()
+                clock.lap("checkpoint")
                 return ending
 
             batch = next(batches)
@@ -119,7 +120,7 @@ def report_training(run: Training, loss: float, count: int, lr: float) -> None:
     total_s = sum(run.clock.total_s.get(phase, 0.0) for phase in STEPPING)
     stepping_s = max(total_s - run.reported_stepping_s, 1e-9)
     run.reported_stepping_s = total_s
-    metrics = {"train_loss": loss, "lr": lr, **run.unit.report()}
+    metrics = {"train_loss": loss, "lr": lr, **run.unit.report(), **run.checkpoints.report()}
     metrics["samples_per_s"] = (run.state.samples - run.reported_samples) / stepping_s
     if run.items != "samples":
         metrics[f"{run.items}_per_s"] = count / stepping_s

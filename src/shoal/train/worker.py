@@ -6,38 +6,37 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.checkpoint.retention import to_delete
-from shoal.checkpoint.store import (
-    CheckpointInfo,
-    clear_leftovers,
-    delete_checkpoint,
-    list_checkpoints,
-    save_checkpoint,
-)
+from shoal.checkpoint.folder import clear_leftovers
+from shoal.checkpoint.saver import TROUBLE, Saver
+from shoal.checkpoint.upload import remote_of
 from shoal.core.batch import MicroBatch, StepBatch
-from shoal.core.errors import UserError
+from shoal.core.errors import RunError, UserError
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
 from shoal.data.loader import evaluation_batches, train_batches
 from shoal.observe.records import Observer, Observers
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.runs import read_events
+from shoal.parallel.build import choose_strategy
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.unit import TrainUnit
 from shoal.recipe.load import LoadedRecipe
 from shoal.train.agree import AgreedStop
 from shoal.train.build import Built, build
 from shoal.train.failure import in_words
+from shoal.train.initial import initial_of
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import check_whole, make_plan
-from shoal.train.state import TrainState, on_first, restore_newest, take_snapshot
+from shoal.train.restore import Restored, on_first, restore_newest
+from shoal.train.save import Checkpoints
+from shoal.train.state import TrainState
 from shoal.train.summary import Origin, summarise
 
 
@@ -63,9 +62,13 @@ class RunRequest:
     """Seconds from `started` to the run's first step, where an earlier start of the workers has made it."""
     marks: dict[str, float] = field(default_factory=dict)
     """Seconds from `started` to what was done before the worker began: connecting, forking, meeting."""
+    on_saved: Callable[[Path, Mapping[str, float]], None] = lambda path, metrics: None
+    """Called on every worker once it is known that a checkpoint is committed: where, and its validation metrics."""
 
 
 _ONE_RUN = threading.Lock()
+_SETTLE_S = 60.0
+"""How long a run that fails waits for a checkpoint that is being written."""
 
 
 def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
@@ -87,7 +90,8 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
     try:
         with settings, pinning:
-            built = build(recipe, process)
+            init_from = initial_of(recipe, process, request.run_dir if request.resume else None)
+            built = build(recipe, process, init_from)
             request.marks["built"] = round(time.time() - request.started, 3)
             return _train(request, built, process)
     except (RuntimeError, MemoryError, OSError) as error:
@@ -101,40 +105,46 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
     group = process.group
     folder = RunFolder(request.run_dir)
     observer = Observers(folder, request.console) if process.is_first else Observers()
-    state = TrainState()
-    resumed: CheckpointInfo | None = None
-    rejected: list[dict[str, Any]] = []
+    restored = Restored()
     is_made_here = False
     try:
         if request.resume:
             on_first(group, lambda: _take_over(folder, request))
-            seed = request.loaded.recipe.train.seed
-            state, resumed, rejected = restore_newest(folder.checkpoints, built.unit, process, built.identity, seed)
-            if resumed is None and any(event.get("event") == "save" for event in read_events(request.run_dir)):
+            restored = _restore(request, built, folder, process)
+            if restored.checkpoint is None and any(
+                event.get("event") == "save" for event in read_events(request.run_dir)
+            ):
                 raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
         elif any(group.gather(request.stop())):
             raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
-        run = _assemble(request, built, state, resumed, folder, observer, process)
-        if state.step > run.plan.num_steps:
+        saver = _saver(request, folder, observer, process)
+        run = _assemble(request, built, restored, saver, observer, process)
+        if run.state.step > run.plan.num_steps:
             raise UserError(
-                f"train: the run is at step {state.step} already, beyond the {run.plan.num_steps} steps asked for; "
+                f"train: the run is at step {run.state.step} already, beyond the {run.plan.num_steps} steps asked for; "
                 "raise train.steps or train.epochs"
             )
         check_whole(run.plan, built.unit.whole_every)
-        on_first(group, lambda: folder.open(state.step if request.resume else None))
+        on_first(group, lambda: folder.open(run.state.step if request.resume else None))
         is_made_here = not request.resume and process.is_first
         workers = group.gather(_worker_facts(process))
         if process.is_first:
-            _announce(folder, request, built, run, observer, resumed, rejected, workers)
+            _announce(folder, request, built, run, observer, restored, workers)
     except BaseException:
         folder.close()
         if is_made_here:  # nothing of a run that did not start stays behind
             shutil.rmtree(request.run_dir, ignore_errors=True)
         raise
     try:
-        return _run(run, request, folder, process, resumed)
+        return _run(run, request, folder, process, restored, saver)
     finally:
         folder.close()
+
+
+def _restore(request: RunRequest, built: Built, folder: RunFolder, process: Process) -> Restored:
+    recipe = request.loaded.recipe
+    remote = remote_of(request.run_dir.name, recipe.checkpoint) if recipe.checkpoint.upload_to else None
+    return restore_newest(folder.checkpoints, built.unit, process, built.identity, recipe.train.seed, remote)
 
 
 def _take_over(folder: RunFolder, request: RunRequest) -> None:
@@ -149,32 +159,47 @@ def _announce(
     built: Built,
     run: Training,
     observer: Observer,
-    resumed: CheckpointInfo | None,
-    rejected: list[dict[str, Any]],
+    restored: Restored,
     workers: list[dict[str, Any]],
 ) -> None:
     """Say what starts, before it does."""
     folder.write_recipe(request.loaded.to_yaml())
-    for rejection in rejected:
-        observer.event("checkpoint_rejected", rejection)
-    if resumed is not None:
-        observer.event("resume", {"step": resumed.step, "path": str(resumed.path)})
+    for name, fields in restored.told:
+        observer.event(name, fields)
+    if (found := restored.checkpoint) is not None:
+        observer.event("resume", {"step": found.step, "path": str(found.path)})
     observer.event("start", _start_facts(request, built, run, len(workers)))
     observer.event("workers", {"workers": workers})
+    if built.initial is not None:
+        observer.event("initial_weights", built.initial.to_record())
     for message in [*built.warnings, *_odd_sizes(run, built)]:
         observer.event("warning", {"message": message})
+
+
+def _saver(request: RunRequest, folder: RunFolder, observer: Observer, process: Process) -> Saver:
+    recipe = request.loaded.recipe
+    return Saver(
+        folder.checkpoints,
+        recipe.checkpoint,
+        process,
+        strategy=choose_strategy(recipe.parallel, process.world_size),
+        recipe=request.loaded.to_yaml(),
+        tell=observer.event,
+        alive=request.stop,
+        on_saved=request.on_saved,
+    )
 
 
 def _assemble(
     request: RunRequest,
     built: Built,
-    state: TrainState,
-    resumed: CheckpointInfo | None,
-    folder: RunFolder,
+    restored: Restored,
+    saver: Saver,
     observer: Observer,
     process: Process,
 ) -> Training:
     recipe, datasets, order = request.loaded.recipe, built.datasets, built.order
+    state, resumed = restored.state, restored.checkpoint
     plan = make_plan(recipe, order.steps_per_epoch)
     micro_batch = recipe.micro_batch(process.world_size)
     loading: dict[str, Any] = {
@@ -187,23 +212,16 @@ def _assemble(
     def batches(step: int) -> Generator[StepBatch]:
         return train_batches(datasets.train, order, step, plan.num_steps, micro_batch=micro_batch, **loading)
 
-    stop = AgreedStop(request.stop, process.group)
+    def own_stop() -> str | None:
+        return request.stop() or saver.trouble()
+
+    stop = AgreedStop(own_stop, process.group)
 
     def validation() -> Iterator[MicroBatch]:
         batch = recipe.evaluate.batch or micro_batch
         stop.anew()  # a batch takes another time than a step
         yield from evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
         stop.anew()
-
-    def save(metrics: dict[str, float]) -> None:
-        snapshot = take_snapshot(built.unit, state, process, built.identity)
-        if not process.is_first:
-            return
-        epoch = order.epoch_of(state.step)
-        info = save_checkpoint(folder.checkpoints, snapshot, step=state.step, epoch=epoch, metrics=metrics)
-        for old in to_delete(list_checkpoints(folder.checkpoints), recipe.checkpoint):
-            delete_checkpoint(old)
-        observer.event("save", {"step": info.step, "path": str(info.path), "bytes": info.num_bytes})
 
     evaluation_pending = plan.evaluation_pending(state.step, state.evaluated_step)
     return Training(
@@ -214,11 +232,11 @@ def _assemble(
         batches=batches,
         validation=validation if datasets.val is not None else None,
         items=built.objective.items,
-        save=save,
+        checkpoints=Checkpoints(saver, built.unit, state, process, built.identity, order),
         # What was resumed needs no saving again, unless its evaluation is still to come.
         saved_step=resumed.step if resumed is not None and not evaluation_pending else None,
         observer=observer,
-        stop=_stop(request.stop, stop if process.world_size > 1 else request.stop, built.unit, state),
+        stop=_stop(own_stop, stop if process.world_size > 1 else own_stop, built.unit, state),
         group=process.group,
     )
 
@@ -242,9 +260,10 @@ def _stop(
 
 
 def _run(
-    run: Training, request: RunRequest, folder: RunFolder, process: Process, resumed: CheckpointInfo | None
+    run: Training, request: RunRequest, folder: RunFolder, process: Process, restored: Restored, saver: Saver
 ) -> dict[str, Any]:
     """The loop and how it ended, written down whichever way that is."""
+    resumed = restored.checkpoint
     origin = Origin(
         run_dir=request.run_dir,
         started=request.started,
@@ -256,7 +275,12 @@ def _run(
     )
     try:
         ending = run_loop(run)
+        if ending == TROUBLE:
+            words = saver.too_many_failures() or "checkpoints could not be kept for a while"
+            raise RunError(f"{words}; stopped at step {run.state.step}, which is saved in {folder.checkpoints}")
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
+        if isinstance(error, Exception):
+            saver.settle(_SETTLE_S)
         failure = in_words(error, request.run_dir, run.recipe.micro_batch(process.world_size))
         if request.supervised:
             raise failure from error.__cause__

@@ -1,0 +1,139 @@
+"""A folder in an object store, or on any other file system that fsspec knows: s3://, gs://, az://, file://."""
+
+import errno
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal.checkpoint.section import CheckpointSection
+from shoal.core.errors import UserError
+
+T = TypeVar("T")
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_TRIES = 4
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 8.0
+
+
+class RemoteError(Exception):
+    """The store did not do what it was asked for, although it was asked several times."""
+
+
+class Remote:
+    """Files under one address. Every call is tried again a few times, later and later, before it fails."""
+
+    def __init__(self, url: str, settings: CheckpointSection, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.url = url.rstrip("/")
+        self.sleep = sleep
+        self._fs, self._root = _open(self.url, settings)
+
+    def put(self, source: Path, name: str) -> None:
+        """Copy a file to the store; it is there, whole, when this returns."""
+
+        def copy() -> None:
+            self._fs.makedirs(self._parent(name), exist_ok=True)
+            self._fs.put_file(str(source), self._at(name))
+            if (there := self._fs.info(self._at(name), refresh=True)["size"]) != source.stat().st_size:
+                raise OSError(errno.EIO, f"{name} has {there} bytes there instead of {source.stat().st_size}")
+
+        self._trying(f"{name} could not be uploaded to {self.url}", copy)
+
+    def get(self, name: str, target: Path) -> None:
+        """Copy a file from the store."""
+        self._trying(
+            f"{name} could not be read from {self.url}", lambda: self._fs.get_file(self._at(name), str(target))
+        )
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file, or None if there is none."""
+
+        def read() -> bytes | None:
+            try:
+                return bytes(self._fs.cat_file(self._at(name)))
+            except FileNotFoundError:
+                return None
+
+        return self._trying(f"{name} could not be read from {self.url}", read)
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder; nothing, if there is no such folder."""
+
+        def names() -> list[str]:
+            try:
+                found = self._fs.ls(self._at(folder), detail=False, refresh=True)
+            except FileNotFoundError:
+                return []
+            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+        return self._trying(f"{folder} could not be listed in {self.url}", names)
+
+    def delete(self, name: str) -> None:
+        """Remove a file, or a folder with all that is in it; nothing happens if there is none."""
+
+        def delete() -> None:
+            self._fs.invalidate_cache()
+            try:
+                self._fs.rm(self._at(name), recursive=True)
+            except FileNotFoundError:
+                return
+
+        self._trying(f"{name} could not be deleted from {self.url}", delete)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _parent(self, name: str) -> str:
+        return self._at(name).rpartition("/")[0]
+
+    def _trying(self, what: str, action: Callable[[], T]) -> T:
+        for attempt in range(_TRIES):
+            try:
+                return action()
+            except UserError:
+                raise
+            except Exception as error:
+                if attempt == _TRIES - 1:
+                    raise RemoteError(f"{what}: {_in_words(error)}") from error
+            delay_s = min(_FIRST_DELAY_S * 2**attempt, _LONGEST_DELAY_S)
+            self.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 - so that workers do not all come at once
+        raise AssertionError("not reached")
+
+
+def _in_words(error: Exception) -> str:
+    """The first line, with the kind of error where that says more than nothing."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _open(url: str, settings: CheckpointSection) -> tuple[Any, str]:
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    try:
+        fs, root = fsspec.core.url_to_fs(url, **_options(scheme, settings))
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        remedy = f"install it with pip install 'shoal[{extra}]'" if extra else f"install it ({error})"
+        raise UserError(f"checkpoint.upload_to: {scheme}:// needs a package that is not there; {remedy}") from error
+    except ValueError as error:
+        known = ", ".join(f"{name}://" for name in ("s3", "gs", "az", "file"))
+        raise UserError(f"checkpoint.upload_to: {scheme}:// is not a kind of storage; use {known}") from error
+    return fs, str(root).rstrip("/")
+
+
+def _options(scheme: str, settings: CheckpointSection) -> dict[str, Any]:
+    """Credentials and endpoints are found where the store's own tools look for them: environment, files, machine."""
+    if _EXTRAS.get(scheme) != "s3":
+        return {}
+    timeout_s = settings.upload_timeout_s
+    options: dict[str, Any] = {
+        "config_kwargs": {"connect_timeout": timeout_s, "read_timeout": timeout_s, "retries": {"max_attempts": 1}},
+        "use_listings_cache": False,
+        "skip_instance_cache": True,
+    }
+    if settings.encryption is not None:
+        options["s3_additional_kwargs"] = {"ServerSideEncryption": settings.encryption}
+        if settings.kms_key is not None:
+            options["s3_additional_kwargs"]["SSEKMSKeyId"] = settings.kms_key
+    return options

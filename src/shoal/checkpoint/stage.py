@@ -1,0 +1,121 @@
+"""Host memory that a worker's part of a state is copied to, so that training goes on while it is written.
+
+One buffer, kept from save to save, and laid out as the file will be: writing it needs no further copy.
+"""
+
+import contextlib
+import json
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.pieces import Piece
+from shoal.core.errors import UserError
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+"""As safetensors calls them."""
+PLACES = "shoal.places"
+"""Where a shard says of which tensors it holds but a block."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A worker's part of a state at one step, as it goes into a safetensors file."""
+
+    header: bytes
+    data: torch.Tensor
+    """Bytes; valid until the next state is staged."""
+    tensors: dict[str, torch.Tensor]
+    """Views of `data`."""
+
+
+class Stage:
+    """Takes one state at a time. On a GPU machine its memory is pinned, for copies at the speed of the bus."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, pieces: Sequence[Piece]) -> Staged:
+        """Copy the pieces; when this returns, the originals may change."""
+        # The largest elements first: then every tensor begins at a multiple of its element's size.
+        ordered = sorted(pieces, key=lambda piece: (-piece.block.element_size(), piece.name))
+        entries: dict[str, dict[str, Any]] = {}
+        places: dict[str, dict[str, Sequence[int]]] = {}
+        position = 0
+        for piece in ordered:
+            block, end = piece.block, position + piece.block.numel() * piece.block.element_size()
+            if block.dtype not in DTYPES:
+                raise UserError(
+                    f"model: {piece.name} is {block.dtype}, which a checkpoint cannot hold; use another type"
+                )
+            entries[piece.name] = {
+                "dtype": DTYPES[block.dtype],
+                "shape": list(block.shape),
+                "data_offsets": [position, end],
+            }
+            if not piece.is_whole:
+                places[piece.name] = {"shape": piece.whole_shape, "offset": piece.offset}
+            position = end
+        self._make_room(position)
+        tensors: dict[str, torch.Tensor] = {}
+        for piece, (name, entry) in zip(ordered, entries.items(), strict=True):
+            begin, end = entry["data_offsets"]
+            target = self._buffer[begin:end].view(piece.block.dtype).view(piece.block.shape)
+            target.copy_(piece.block, non_blocking=True)
+            tensors[name] = target
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return Staged(_header(entries, places), self._buffer[:position], tensors)
+
+    def _make_room(self, num_bytes: int) -> None:
+        if num_bytes <= self._buffer.numel():
+            return
+        self._buffer = torch.empty(0, dtype=torch.uint8)  # let go of the old one first: never two at a time
+        self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        if self.device.type == "cuda":
+            _pin(self._buffer)
+
+
+def _header(entries: dict[str, dict[str, Any]], places: dict[str, dict[str, Sequence[int]]]) -> bytes:
+    """The beginning of a safetensors file: the length of the JSON that says where each tensor is, and that."""
+    fields: dict[str, object] = {"__metadata__": {"format": "pt", PLACES: json.dumps(places)}}
+    text = json.dumps(fields | entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _pin(buffer: torch.Tensor) -> None:
+    """Lock memory in place for the GPU to write to.
+
+    Not torch's own pinned memory, which is handed out in powers of two: of 33 GiB of state it would take 64. Memory
+    that cannot be pinned (a limit of the system) is used as it is; copies are slower then.
+    """
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)) == 0:
+        weakref.finalize(buffer.untyped_storage(), _unpin, buffer.data_ptr())
+
+
+def _unpin(address: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the driver may be gone before us
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -1,0 +1,88 @@
+"""The state of a run on its way into checkpoints."""
+
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from shoal.checkpoint.saver import Saver, Snapshot
+from shoal.core.process import Process
+from shoal.core.rng import capture_rng
+from shoal.data.order import Order
+from shoal.parallel.unit import TrainUnit
+from shoal.train.state import Identity, TrainState
+
+
+class Saving(Protocol):
+    """What the loop asks for."""
+
+    def save(self) -> None:
+        """Save the present step; the state is copied when this returns."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until everything is saved."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """What belongs into a report: failures, as long as they last."""
+        ...
+
+
+class Checkpoints:
+    """Saves the state of one run. Every worker must call the same methods at the same steps."""
+
+    def __init__(
+        self,
+        saver: Saver,
+        unit: TrainUnit,
+        state: TrainState,
+        process: Process,
+        identity: Identity,
+        order: Order,
+    ) -> None:
+        self.saver = saver
+        self.unit = unit
+        self.state = state
+        self.process = process
+        self.identity = identity
+        self.order = order
+
+    def save(self) -> None:
+        """Save the present step; the state is copied when this returns."""
+        self.saver.save(take_snapshot(self.unit, self.state, self.process, self.identity, self.order))
+
+    def finish(self) -> None:
+        """Wait until everything is saved."""
+        self.saver.finish()
+
+    def report(self) -> dict[str, float]:
+        """What belongs into a report: failures, as long as they last."""
+        return self.saver.report()
+
+
+def take_snapshot(
+    unit: TrainUnit,
+    state: TrainState,
+    process: Process,
+    identity: Identity,
+    order: Order,
+) -> Snapshot:
+    """All that must survive of this worker."""
+    is_evaluated = state.evaluated_step == state.step
+    found = unit.state()
+    # Buffers may hold infinities for good reason, such as attention masks.
+    learned = {f"model.{name}" for name, _ in unit.model.named_parameters()}
+    own: dict[str, Any] = {
+        "rng": capture_rng(process.device),
+        "window_loss": state.window_loss,
+        "window_count": state.window_count,
+    }
+    return Snapshot(
+        step=state.step,
+        epoch=order.epoch_of(state.step),
+        metrics={k: v for k, v in state.metrics.items() if is_evaluated and k.startswith("val_")},
+        tensors=found.tensors,
+        values={"train": state.to_values(), "identity": asdict(identity), "unit": found.values},
+        own=own,
+        of_first=found.of_first,
+        finite=frozenset(name for name in found.tensors if name in learned or name.startswith("optim.")),
+    )

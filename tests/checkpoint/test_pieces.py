@@ -1,0 +1,84 @@
+"""Who writes what: together all of it, nobody the same, everybody about as much."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from shoal.checkpoint.pieces import Piece, pieces_to_write
+from shoal.core.process import Process
+
+
+def put_together(parts: list[list[Piece]], shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """The whole tensors; how often each element was written is checked on the way."""
+    whole = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    count = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    for piece in (piece for part in parts for piece in part):
+        where = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.block.shape, strict=True))
+        assert piece.whole_shape == shapes[piece.name]
+        whole[piece.name][where] = piece.block
+        count[piece.name][where] += 1
+    assert all(bool((times == 1).all()) for times in count.values())
+    return whole
+
+
+@given(
+    sizes=st.lists(
+        st.one_of(
+            st.just(()), st.tuples(st.integers(0, 40)), st.tuples(st.integers(1, 900), st.sampled_from([1, 64, 1000]))
+        ),
+        max_size=12,
+    ),
+    world_size=st.integers(1, 7),
+)
+def test_all_workers_together_write_everything_once(sizes, world_size):
+    tensors = {f"t{number}": torch.rand(size) for number, size in enumerate(sizes)}
+    parts = [pieces_to_write(tensors, frozenset(), rank, world_size) for rank in range(world_size)]
+    whole = put_together(parts, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    assert all(torch.equal(whole[name], tensor) for name, tensor in tensors.items())
+    assert sorted(p.name for part in parts for p in part if p.block.numel() == 0) == sorted(
+        name for name, tensor in tensors.items() if tensor.numel() == 0
+    ), "also what is empty, once"
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_shares_are_about_equal_even_if_one_tensor_is_almost_all(world_size):
+    tensors = {"large": torch.zeros(5000, 256), **{f"small{n}": torch.zeros(64) for n in range(50)}}
+    sizes = [
+        sum(piece.block.numel() for piece in pieces_to_write(tensors, frozenset(), rank, world_size))
+        for rank in range(world_size)
+    ]
+    assert max(sizes) < 1.05 * sum(sizes) / world_size
+
+
+def test_small_tensors_stay_whole_and_those_that_may_differ_are_rank_0s():
+    tensors = {"a": torch.zeros(100), "b": torch.zeros(100), "mean": torch.zeros(3)}
+    parts = [pieces_to_write(tensors, frozenset({"mean"}), rank, 2) for rank in range(2)]
+    assert [[piece.name for piece in part] for part in parts] == [["mean", "a"], ["b"]]
+    assert all(piece.is_whole for part in parts for piece in part)
+
+
+def distributed_pieces(process: Process, layout: str) -> list[Piece]:
+    value = torch.arange(35.0 * 1001).reshape(35, 1001)
+    if layout == "sharded":  # 35 rows do not divide by 4
+        mesh, placements = init_device_mesh("cpu", (process.world_size,)), [Shard(0)]
+    elif layout == "columns":
+        mesh, placements = init_device_mesh("cpu", (process.world_size,)), [Shard(1)]
+    else:
+        mesh, placements = init_device_mesh("cpu", (2, process.world_size // 2)), [Replicate(), Shard(0)]
+    tensors = {"w": distribute_tensor(value, mesh, placements), "plain": torch.arange(20_000.0)}
+    tensors["few"] = distribute_tensor(torch.arange(2.0), mesh, placements if layout != "columns" else [Shard(0)])
+    found = pieces_to_write(tensors, frozenset(), process.rank, process.world_size)
+    return [Piece(piece.name, piece.block.clone(), piece.whole_shape, piece.offset) for piece in found]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "columns", "hybrid"])
+def test_of_distributed_tensors_each_worker_writes_what_it_holds(ranks, layout):
+    parts = ranks(4)(distributed_pieces, layout)
+    whole = put_together(parts, {"w": (35, 1001), "plain": (20_000,), "few": (2,)})
+    assert torch.equal(whole["w"], torch.arange(35.0 * 1001).reshape(35, 1001))
+    assert torch.equal(whole["few"], torch.arange(2.0)) and torch.equal(whole["plain"], torch.arange(20_000.0))
+    sizes = [sum(piece.block.numel() for piece in part) for part in parts]
+    assert max(sizes) < 1.5 * sum(sizes) / 4, "copies of a part share the work"
