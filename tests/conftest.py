@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, settings
 
 from shoal.launch.api import train
 from tests.many import Ranks
+
+if TYPE_CHECKING:
+    from tests.store import Proxy
 
 settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("shoal")
@@ -97,6 +100,34 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    """A real S3 server on loopback."""
+    from tests.store import s3_server
+
+    with s3_server() as port:
+        yield port
+
+
+@pytest.fixture
+def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator["Proxy"]:
+    """An empty bucket `bucket`, and the proxy by which it is reached, which may be told to fail."""
+    import boto3
+
+    from tests.store import Proxy
+
+    proxy = Proxy(s3_port)
+    names = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in (names | {"AWS_ENDPOINT_URL": proxy.url}).items():
+        monkeypatch.setenv(name, value)
+    bucket = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{s3_port}").create_bucket(Bucket="bucket")
+    bucket.objects.all().delete()
+    try:
+        yield proxy
+    finally:
+        proxy.close()
 
 
 @pytest.fixture(scope="session")

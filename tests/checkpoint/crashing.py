@@ -87,7 +87,7 @@ def main() -> None:
         if words[0] == "time":
             time.sleep(float(words[3]))
             os.kill(child, signal.SIGKILL)
-        with open(reader, "rb") as answer:
+        with os.fdopen(reader, "rb") as answer:
             lines = answer.read().decode()
         _, status = os.waitpid(child, 0)
         print(json.dumps({"killed": os.WIFSIGNALED(status), "status": status, "lines": lines}), flush=True)

@@ -64,7 +64,7 @@ def test_a_manifest_that_cannot_be_read_now_says_nothing_about_the_checkpoint(tm
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("pathlib.Path.read_bytes", fails)
-    with pytest.raises(UserError, match="cannot be read: .*Input/output error; mend that first"):
+    with pytest.raises(UserError, match=r"cannot be read: .*Input/output error; mend that first"):
         read_info(info.path)
 
 

@@ -59,7 +59,7 @@ def test_a_newer_format_is_refused_in_words(monkeypatch):
 
 
 def test_the_first_format_is_no_damage():
-    with pytest.raises(UserError, match="is in format 1, which Shoal .* no longer reads"):
+    with pytest.raises(UserError, match=r"is in format 1, which Shoal .* no longer reads"):
         parse_manifest(json.dumps({"format": 1, "step": 3}, indent=1).encode(), "step-3")
 
 

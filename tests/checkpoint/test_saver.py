@@ -1,5 +1,6 @@
 """Saving in the background: what is copied is saved, what fails is told and tried again, and one is always finished."""
 
+import itertools
 import math
 import os
 import threading
@@ -149,7 +150,7 @@ def test_a_last_save_that_fails_for_good_fails_the_run(unwritable):
     saver = make(unwritable, give_up_after_s=0.3)
     saver.save(snapshot(1))
     with pytest.raises(
-        RunError, match="step 1 could not be written to .*: Not a directory; earlier checkpoints are unt"
+        RunError, match=r"step 1 could not be written to .*: Not a directory; earlier checkpoints are unt"
     ):
         saver.finish()
 
@@ -161,7 +162,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, value):
     tensors = {"model.weight": torch.tensor([1.0, value]), "model.mask": torch.tensor([-math.inf])}
     saver.save(snapshot(2, tensors=tensors, finite=frozenset({"model.weight"})))
     wait_until(saver.trouble)
-    with pytest.raises(RunError, match="the weights became infinite or nan by step 2: lower optim.lr"):
+    with pytest.raises(RunError, match=r"the weights became infinite or nan by step 2: lower optim.lr"):
         saver.save(snapshot(3))
     assert [info.step for info in list_checkpoints(tmp_path)] == [1] and not list(tmp_path.glob(".*"))
 
@@ -268,6 +269,6 @@ def test_workers_that_supersede_agree_on_what_was_saved(ranks, tmp_path):
     told, silent = ranks(2)(supersede, tmp_path)
     saved = [int(words.split()[1]) for words in told if words.startswith("save ")]
     assert silent == [] and saved == [info.step for info in list_checkpoints(tmp_path)] and saved[-1] == 30
-    assert all(later - earlier <= 2 for earlier, later in zip(saved, saved[1:], strict=False)), "one is always finished"
+    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(saved)), "one is always finished"
     for info in list_checkpoints(tmp_path):
         assert bool((read(info).tensors["model.w"] == 1).all())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from shoal.checkpoint.folder import read_info
+from shoal.checkpoint.read import verify
 from shoal.core.errors import UserError
 from shoal.launch.ray_train import train_loop
 from shoal.observe.runs import read_events
@@ -30,7 +32,7 @@ _SCRIPT = """
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=config["run_dir"] + "-ray", failure_config=FailureConfig(max_failures=1)),
         ).fit()
-        print(json.dumps(result.return_value))
+        print(json.dumps({"checkpoint": result.checkpoint.path, "metrics": result.metrics, **result.return_value}))
 """
 
 _DIES_ONCE = """
@@ -74,6 +76,9 @@ def test_ray_train_gives_the_same_weights_and_goes_on_after_a_kill(undisturbed_d
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["weights_sha256"] == undisturbed_digits["weights_sha256"]
     assert sum(event["event"] == "start" for event in read_events(tmp_path / "run")) == 2, "nobody was killed"
+    (registered,) = Path(summary["checkpoint"]).iterdir()
+    assert registered.is_relative_to(tmp_path / "run-ray") and registered.name == f"step-{summary['step']:08d}"
+    verify(read_info(registered))
 
 
 def test_what_is_missing_is_told():

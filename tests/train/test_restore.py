@@ -264,5 +264,5 @@ def test_a_store_that_does_not_answer_matters_only_if_nothing_is_here(
     ((name, fields),) = found.told
     assert found.state.step == 3 and name == "warning" and "TimeoutError: no answer; going on with" in fields["message"]
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match="--resume: there is no checkpoint in .*TimeoutError: no answer"):
+    with pytest.raises(UserError, match=r"--resume: there is no checkpoint in .*TimeoutError: no answer"):
         restore(ALONE, [folder], remote=remote)

@@ -119,6 +119,8 @@ def _open(url: str, settings: CheckpointSection) -> tuple[Any, str]:
     except ValueError as error:
         known = ", ".join(f"{name}://" for name in ("s3", "gs", "az", "file"))
         raise UserError(f"checkpoint.upload_to: {scheme}:// is not a kind of storage; use {known}") from error
+    if hasattr(fs, "retries"):
+        fs.retries = 1  # whatever goes wrong is tried again here, for every store alike
     return fs, str(root).rstrip("/")
 
 
@@ -128,7 +130,11 @@ def _options(scheme: str, settings: CheckpointSection) -> dict[str, Any]:
         return {}
     timeout_s = settings.upload_timeout_s
     options: dict[str, Any] = {
-        "config_kwargs": {"connect_timeout": timeout_s, "read_timeout": timeout_s, "retries": {"max_attempts": 1}},
+        "config_kwargs": {
+            "connect_timeout": timeout_s,
+            "read_timeout": timeout_s,
+            "retries": {"total_max_attempts": 1},
+        },
         "use_listings_cache": False,
         "skip_instance_cache": True,
     }

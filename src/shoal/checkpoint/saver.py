@@ -154,6 +154,8 @@ class Saver:
                 )
         if self.uploader is not None:
             self.uploader.finish(self.alive)
+            if self.process.is_first:
+                self._retain()  # those that were kept to be uploaded
 
     def settle(self, timeout_s: float) -> None:
         """The run is failing for another reason: give a save that is on its way the time to end."""

@@ -12,15 +12,19 @@
     ).fit().return_value
 
 Ray Train starts the workers and starts them again; the run goes on from its newest committed checkpoint, whether or not
-Ray Train has heard of it.
+Ray Train has heard of it. Ray Train does hear of each: it is copied to Ray's storage in the background and reported with
+its validation metrics, so that `Result.checkpoint` and Tune see it. There it is a folder `step-...` as in the run's own.
 """
 
+import contextlib
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from shoal.checkpoint.folder import being_read, read_info, step_of
 from shoal.core.errors import UserError
 from shoal.core.group import Group
 from shoal.core.process import Process
@@ -61,5 +65,39 @@ def train_loop(config: dict[str, Any]) -> dict[str, Any]:
         console=console,
         resume=process.group.from_first((run_dir / "recipe.yaml").is_file()),
         threads=cluster.cpus_per_worker or 1,
+        on_saved=_report_to_ray(process.is_first),
     )
     return train_worker(request, process)
+
+
+def _report_to_ray(is_first: bool) -> Callable[[Path, Mapping[str, float]], None]:
+    """Makes every checkpoint one of Ray Train's; called by all workers, for each of them reports."""
+    import ray.train
+    from ray.train import Checkpoint, CheckpointUploadMode
+
+    storage = ray.train.get_context().get_storage()
+
+    def report(path: Path, metrics: Mapping[str, float]) -> None:
+        lock = contextlib.ExitStack()
+        if is_first:
+            lock.enter_context(being_read(read_info(path)))  # nobody deletes it before it is copied
+
+        def copy(checkpoint: Checkpoint, name: str) -> Checkpoint:
+            import pyarrow.fs
+
+            target = f"{storage.experiment_fs_path}/{name}"
+            with lock:
+                files = storage.storage_filesystem
+                files.create_dir(f"{target}/{path.name}")
+                pyarrow.fs.copy_files(str(path), f"{target}/{path.name}", destination_filesystem=files)
+            return Checkpoint(target, files)
+
+        ray.train.report(
+            {"step": step_of(path), **metrics},
+            checkpoint=Checkpoint(str(path)) if is_first else None,
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            delete_local_checkpoint_after_upload=False,
+            checkpoint_upload_fn=copy,
+        )
+
+    return report
