@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.checkpoint.section import CheckpointSection
 from shoal.cli.completing import override_fields
 from shoal.cli.main import run
 from shoal.recipe.load import load_recipe, shipped_recipes
@@ -67,7 +68,7 @@ def test_bash_offers_commands_recipes_fields_and_runs(here: Path) -> None:
     assert commands == ["train", "submit", "runs", "checkpoints", "drill", "bench", "completion"]
     assert set(recipes) >= {*shipped_recipes(), "train.global_batch=", "optim.lr=", "model="}
     assert fields == ["optim.lr="]
-    assert sections == [f"checkpoint.{name}=" for name in ("every_steps", "keep_last", "keep_best", "metric", "mode")]
+    assert sections == [f"checkpoint.{name}=" for name in CheckpointSection.model_fields]
     assert runs == ["tiny-20260101-aaaa"]
     assert resumed == ["other-20260101-bbbb", "tiny-20260101-aaaa"]
     assert options == ["--resume"]

@@ -215,11 +215,15 @@ def test_a_run_is_found_by_path_name_or_a_unique_beginning(here: Path, name: str
         ("minst-20260101-aaaa", "did you mean mnist-20260101-aaaa?"),
         ("zzz", "see shoal runs list for the 2 in runs"),
         ("folder", "holds no recipe.yaml"),
+        ("runs/mnist-20260101-aaaa/checkpoints/step-00000004", "is a checkpoint, and its run is"),
     ],
 )
 def test_a_wrong_name_is_told_with_what_there_is(here: Path, name: str, says: str) -> None:
     for path in ("runs/mnist-20260101-aaaa", "runs/mnist-20260202-bbbb"):
         make_run(Path(path))
+    checkpoint = Path("runs/mnist-20260101-aaaa/checkpoints/step-00000004")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "recipe.yaml").write_text("")
     Path("folder").mkdir()
     with pytest.raises(UserError) as caught:
         find_run(name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.words import ADDRESS, GPU, RESUME, WORDS, WORKERS, recipes_and_overrides
+from shoal.cli.words import ADDRESS, GPU, INIT_FROM, RESUME, WORDS, WORKERS, init_from_override, recipes_and_overrides
 from shoal.core.errors import RunError, UserError
 from shoal.recipe.load import shipped_recipes
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--dashboard", is_flag=True, help="Start Ray's dashboard with a Ray of our own.")
 @click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")
 @RESUME
+@INIT_FROM
 @click.option("--json", "as_json", is_flag=True, help="End with the summary as one JSON object on stdout.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines instead of a progress bar.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what Ray or torchrun itself has to say.")
@@ -48,6 +49,7 @@ def command(
     dashboard: bool,
     run_dir: str | None,
     resume: str | None,
+    init_from: str | None,
     as_json: bool,
     log_json: bool,
     verbose: bool,
@@ -65,6 +67,10 @@ def command(
     if list_recipes:
         return _list(as_json)
     recipes, overrides = recipes_and_overrides(words, workers, gpu)
+    if init_from is not None:
+        if resume is not None:
+            raise UserError("--init-from: a resumed run has its weights from its own checkpoint; leave this out")
+        overrides.append(init_from_override(init_from, is_here=address is None))
     options = {
         "launcher": launcher,
         "address": address,

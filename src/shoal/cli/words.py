@@ -1,9 +1,13 @@
 """What the commands that take a recipe have in common: its words on the command line, and its workers."""
 
+import json
+
 import click
 
 from shoal.cli.completing import complete_run, complete_train
 from shoal.core.errors import UserError
+from shoal.core.storage import expand_home
+from shoal.observe.runs import find_run
 from shoal.recipe.merge import is_override
 
 WORDS = click.argument("words", nargs=-1, metavar="[RECIPE]... [KEY=VALUE]...", shell_complete=complete_train)
@@ -16,6 +20,10 @@ GPU = click.option(
 ADDRESS = click.option("--address", metavar="ADDR", help="A Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")
 RESUME = click.option(
     "--resume", metavar="RUN", shell_complete=complete_run, help="Go on with a run from its newest checkpoint."
+)
+
+INIT_FROM = click.option(
+    "--init-from", metavar="PATH", help="Begin a new run with these weights: an export, a checkpoint or a run."
 )
 
 
@@ -41,3 +49,21 @@ def _worker_overrides(workers: str | None) -> list[str]:
     if len(parts) == 1:
         return [f"cluster.workers={parts[0]}", "cluster.min_workers=null"]
     return [f"cluster.workers={parts[1]}", f"cluster.min_workers={parts[0]}"]
+
+
+def init_from_override(path: str, is_here: bool) -> str:
+    """`--init-from PATH` as an override of the recipe: absolute, for workers in other folders.
+
+    Args:
+        path: A path, or the name of a run.
+        is_here: Whether the workers are on this machine; others may see what is not here.
+    """
+    found = expand_home(path)
+    if not found.exists():
+        try:
+            found = find_run(path)
+        except UserError as error:
+            if is_here:
+                raise UserError(f"--init-from: {path} is neither a file nor a folder, nor a run ({error})") from error
+    # JSON is YAML, whatever the path is made of.
+    return f"train.init_from={json.dumps(str(found.absolute()), ensure_ascii=False)}"

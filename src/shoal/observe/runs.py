@@ -50,6 +50,8 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
     """The folder of a run given by path or by name under `root`; a unique beginning of the name is enough."""
     for path in (expand_home(name), root / name):
         if (path / "recipe.yaml").is_file():
+            if (above := path.resolve().parent).name == "checkpoints":
+                raise UserError(f"run {name!r}: this is a checkpoint, and its run is {above.parent}; give that")
             return path
     names = run_names(root)
     matches = [candidate for candidate in names if candidate.startswith(name)]

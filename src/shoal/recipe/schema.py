@@ -36,6 +36,9 @@ class TrainSection(Section):
     """Recompute each block's activations in the backward pass: less memory, about a third more compute."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Fixes initial weights, order of samples, dropout and augmentation."""
+    init_from: Annotated[str, Field(pattern=r"\S")] | None = None
+    """Begin with these weights instead of random ones: a .safetensors file, a folder with an index of such files, a
+    checkpoint's folder, or a run, whose newest whole checkpoint is taken. By name; all else of the run is new."""
     deterministic: bool = False
     """On GPUs, refuse kernels that are not deterministic. (On CPUs a run is deterministic anyway.)"""
 

@@ -1,0 +1,254 @@
+"""Weights that a new run begins with: an export, a model of Hugging Face's, or a checkpoint of another run.
+
+Read by name from safetensors alone, which are data; a pickle could run code, and is refused.
+"""
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from shoal.checkpoint.check import is_checkpoint, look_at_whole, newest_whole
+from shoal.checkpoint.export import PREFIX, SUFFIX
+from shoal.checkpoint.folder import being_read, read_info, step_folders
+from shoal.checkpoint.manifest import CorruptCheckpointError
+from shoal.checkpoint.read import Tensors
+from shoal.checkpoint.remote import RemoteError
+from shoal.checkpoint.upload import list_remote, remote_of
+from shoal.core.errors import UserError
+from shoal.core.process import Process
+from shoal.core.storage import expand_home
+from shoal.observe.runs import find_run, read_events
+from shoal.recipe.schema import Recipe
+from shoal.train.restore import on_first
+
+FIELD = "train.init_from"
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+_MOST_NAMES = 10
+
+
+def initial_of(recipe: Recipe, process: Process, resumed: Path | None) -> str | None:
+    """What the model's weights come from: nothing, where a checkpoint holds them.
+
+    A run that died before its first checkpoint begins anew, although it is resumed. Every worker must call this.
+
+    Args:
+        recipe: Of the run.
+        process: Which worker this is.
+        resumed: The folder of a run that is resumed.
+    """
+    where = recipe.train.init_from
+    if where is None or resumed is None:
+        return where
+    return None if on_first(process.group, lambda: _has_checkpoint(resumed, recipe)) else where
+
+
+def _has_checkpoint(run_dir: Path, recipe: Recipe) -> bool:
+    """Whether there is, or was, one to go on from; what is the matter with it shows when it is read."""
+    folder = run_dir / "checkpoints"
+    if step_folders(folder) or any(folder.glob(".replaced-*")):
+        return True
+    if any(event["event"] == "save" for event in read_events(run_dir)):
+        return True
+    if recipe.checkpoint.upload_to is None:
+        return False
+    try:
+        return bool(list_remote(remote_of(run_dir.name, recipe.checkpoint)))
+    except RemoteError:  # which stops a resume that finds nothing here
+        return True
+
+
+@dataclass
+class Initial:
+    """What became of every tensor of a model that was to be filled."""
+
+    path: str
+    loaded: int = 0
+    missing: list[str] = field(default_factory=list)
+    """Not in the files: as they were initialised."""
+    unexpected: list[str] = field(default_factory=list)
+    """In the files alone: ignored."""
+    misfits: list[str] = field(default_factory=list)
+    """Of another shape, or numbers of another kind: as they were initialised. Names, and what differs."""
+    passed_over: list[str] = field(default_factory=list)
+    """Newer checkpoints that are not whole, in words."""
+
+    def to_record(self) -> dict[str, Any]:
+        """As an event."""
+        lists = {"missing": self.missing, "unexpected": self.unexpected, "misfits": self.misfits}
+        names = {f"{kind}_names": found[:_MOST_NAMES] for kind, found in lists.items()}
+        counts = {kind: len(found) for kind, found in lists.items()}
+        return {"path": self.path, "loaded": self.loaded, **counts, **names, "words": self.words()}
+
+    def words(self) -> str:
+        """A line for people, and one more for each thing that they may not expect."""
+        total = self.loaded + len(self.missing) + len(self.misfits)
+        lines = [f"weights from {self.path}: {self.loaded} of {total} tensors", *self.passed_over]
+        kinds = {
+            "not there, kept as initialised": self.missing,
+            "different there, kept as initialised": self.misfits,
+            "not in this model, ignored": self.unexpected,
+        }
+        return "\n".join(lines + [f"  {len(found)} {what}: {_some(found)}" for what, found in kinds.items() if found])
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+def fill(model: nn.Module, where: str, process: Process) -> Initial:
+    """Copy weights into a model, by name. Every worker must call this, and each reads the files by itself.
+
+    Raises:
+        UserError: On every worker, if one cannot read them, or nothing in them is of this model.
+    """
+    path, passed_over = on_first(process.group, lambda: _locate(where))
+    account, message = Initial(path, passed_over=passed_over), None
+    try:
+        with _opened(Path(path)) as given:
+            _copy(model, given, account)
+        _check_some_fit(model, given, account)
+    except UserError as error:
+        message = str(error)
+    except (CorruptCheckpointError, SafetensorError, OSError) as error:
+        message = f"{FIELD}: {path} cannot be read on {socket.gethostname()}: {error}"
+    if found := next(filter(None, process.group.gather(message)), None):
+        raise UserError(found)
+    return account
+
+
+def _locate(where: str) -> tuple[str, list[str]]:
+    """The file or folder to read, the checkpoint of a run verified, and what was passed over on the way."""
+    path = expand_home(where)
+    if path.is_file():
+        if path.suffix in _PICKLES:
+            raise UserError(_no_pickles(path))
+        return str(path), []
+    if is_checkpoint(path):
+        return str(look_at_whole(path, FIELD).path), []
+    is_run = (path / "recipe.yaml").is_file()
+    if path.is_dir() and not is_run:
+        return str(path), []
+    if not is_run:
+        try:
+            path = find_run(where)
+        except UserError as error:
+            raise UserError(f"{FIELD}: {where} is neither a file nor a folder, nor a run ({error})") from error
+    found, rejected = newest_whole(path / "checkpoints")
+    words = [f"  step {looked.step} is {looked.state}, so not that one: {looked.words}" for looked in rejected]
+    if found is None:
+        why = f" ({words[0].strip()})" if words else ""
+        raise UserError(f"{FIELD}: {path} is a run without a checkpoint that is whole{why}; give another")
+    return str(found.path), words
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Weights to be had, each read when it is asked for."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], torch.Tensor]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[_Given]:
+    if is_checkpoint(path):
+        info = read_info(path)
+        with being_read(info):
+            tensors = Tensors(info)
+            names = [name.removeprefix(PREFIX) for name in tensors if name.startswith(PREFIX)]
+            shapes = {name: tensors.shapes[PREFIX + name] for name in names}
+            yield _Given(shapes, lambda name: tensors[PREFIX + name])
+        return
+    files = _names_by_file(path)
+    places: dict[str, Path] = {}
+    shapes = {}
+    for file, wanted in files.items():
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys() if wanted is None else sorted(wanted):
+                places[name], shapes[name] = file, tuple(opened.get_slice(name).get_shape())
+
+    def read(name: str) -> torch.Tensor:
+        with safe_open(places[name], framework="pt") as opened:
+            return cast(torch.Tensor, opened.get_tensor(name))
+
+    yield _Given(shapes, read)
+
+
+def _names_by_file(path: Path) -> dict[Path, set[str] | None]:
+    """The files to read, and which names from each; None: all that are in it."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise UserError(f"{FIELD}: {path} is not on {socket.gethostname()}; every worker reads it")
+        return {path: None}
+    if index := next(iter(sorted(path.glob(f"*{SUFFIX}.index.json"))), None):
+        return _read_index(index)
+    found = sorted(path.glob(f"*{SUFFIX}"))
+    if len(found) == 1:
+        return {found[0]: None}
+    if found:
+        raise UserError(f"{FIELD}: {path} holds {len(found)} {SUFFIX} files and no index; give one of them")
+    if pickles := [file for file in sorted(path.iterdir()) if file.suffix in _PICKLES]:
+        raise UserError(_no_pickles(pickles[0]))
+    raise UserError(f"{FIELD}: {path} holds no {SUFFIX} file; give an export, a checkpoint or a run")
+
+
+def _read_index(index: Path) -> dict[Path, set[str] | None]:
+    files: dict[Path, set[str] | None] = {}
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        for name, file in weight_map.items():
+            if Path(file).name != file:
+                raise ValueError(f"{file!r} is not a file beside it")
+            cast(set[str], files.setdefault(index.with_name(file), set())).add(name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{FIELD}: {index} is not an index of {SUFFIX} files: {error}") from error
+    return files
+
+
+def _no_pickles(path: Path) -> str:
+    return (
+        f"{FIELD}: {path} may be a pickle, which can run code when it is read; where you trust it, convert it: "
+        "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
+    )
+
+
+def _copy(model: nn.Module, given: _Given, account: Initial) -> None:
+    """Fill what fits. A tensor with several names (tied weights) may be given by any of them."""
+    own = model.state_dict(keep_vars=True)
+    names_of: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        names_of.setdefault(id(tensor), []).append(name)
+    for names in names_of.values():
+        here, there = own[names[0]].detach(), [name for name in names if name in given.shapes]
+        if not there:
+            account.missing.append(names[0])
+        elif (shape := given.shapes[there[0]]) != tuple(here.shape):
+            account.misfits.append(f"{there[0]} {list(shape)} instead of {list(here.shape)}")
+        elif (tensor := given.read(there[0])).is_floating_point() != here.is_floating_point():
+            account.misfits.append(f"{there[0]} {tensor.dtype} instead of {here.dtype}")
+        else:
+            here.copy_(tensor)
+            account.loaded += 1
+            # Untied there and tied here: there is room for the first alone.
+            account.unexpected += [name for name in there[1:] if not torch.equal(given.read(name), tensor)]
+    account.unexpected += sorted(name for name in given.shapes if name not in own)
+
+
+def _check_some_fit(model: nn.Module, given: _Given, account: Initial) -> None:
+    if account.loaded:
+        return
+    if account.misfits:
+        raise UserError(f"{FIELD}: nothing in {account.path} fits this model: {_some(account.misfits)}")
+    theirs, ours = (", ".join(sorted(names)[:3]) or "none" for names in (given.shapes, model.state_dict()))
+    raise UserError(
+        f"{FIELD}: none of the {len(given.shapes)} names in {account.path} ({theirs}, ...) is one of this model's "
+        f"({ours}, ...); give weights of the same architecture, or rename them"
+    )
