@@ -70,9 +70,15 @@ def new_run_dir(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _prepare_resume(name: str, overrides: Iterable[str] | Mapping[str, Any]) -> Prepared:
-    folder = find_run(name)
-    tree, origins = read_yaml(folder / "recipe.yaml")
     by_path = override_paths(overrides)
+    if "://" in name:  # its disk is gone, and it is left in a store
+        from shoal.launch.from_store import folder_for
+
+        folder, upload_to = folder_for(name)
+        by_path = {("checkpoint", "upload_to"): upload_to} | by_path
+    else:
+        folder = find_run(name)
+    tree, origins = read_yaml(folder / "recipe.yaml")
     changed = merge(tree, overlay_of(by_path))
     loaded = check_tree(changed, origins_with(origins, by_path))
     before = fixed_fields(check_tree(tree, origins).recipe)

@@ -17,7 +17,6 @@ from shoal.core.errors import UserError
 from shoal.core.storage import read_json_lines, to_json_line, write_atomically
 from shoal.observe.records import Report
 
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 """What may be over in a while: a full disk, a quota, a disk or server that fails."""
 _MOST_KEPT = 100_000
@@ -149,7 +148,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _append(descriptor: int, content: bytes) -> bool:
-    """All of it or nothing, and in one piece: rank 0 and a launcher on another machine may both have something to say."""
+    """All of it or nothing, in one piece: rank 0 and a launcher on another machine may both have something to say."""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         size = os.fstat(descriptor).st_size
