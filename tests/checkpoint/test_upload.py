@@ -12,7 +12,8 @@ from shoal.checkpoint.folder import list_checkpoints, read_info
 from shoal.checkpoint.remote import Remote
 from shoal.checkpoint.saver import TROUBLE, Saver
 from shoal.checkpoint.section import CheckpointSection
-from shoal.checkpoint.upload import fetch, list_remote
+from shoal.checkpoint.upload import check_unused, fetch, list_remote
+from shoal.core.errors import UserError
 from shoal.core.process import Process
 from tests.checkpoint.states import ALONE, check, read, snapshot
 from tests.checkpoint.test_saver import Told, wait_until
@@ -141,6 +142,33 @@ def test_what_an_upload_left_without_an_end_is_cleared_away(folder, store, there
     saver.save(snapshot(2))
     saver.finish()
     assert there.names("") == ["step-00000002"]
+
+
+def test_a_run_does_not_begin_where_another_has_left_its_checkpoints(folder, store, there, s3):
+    settings = CheckpointSection(upload_to=store)
+    check_unused("run", settings)
+    saver = make(folder, Told(), store)
+    saver.save(snapshot(7))
+    saver.finish()
+    with pytest.raises(
+        UserError, match=r"^checkpoint\.upload_to: .*/run/checkpoints holds checkpoints of another run, up"
+    ):
+        check_unused("run", settings)
+    check_unused("other", settings)
+    with pytest.raises(UserError, match=r"^checkpoint\.upload_to: .*; check address and credentials"):
+        check_unused("run", CheckpointSection(upload_to="s3://no-such-bucket-here", upload_timeout_s=0.5))
+    assert not Remote("s3://no-such-bucket-here", CheckpointSection()).names(""), "and no bucket was made"
+
+
+def test_where_others_go_on_at_once_nobody_waits_for_uploads(folder, store, held):
+    told = Told()
+    saver = make(folder, told, store)
+    saver.save(snapshot(1))
+    saver.finish(with_uploads=False)
+    assert told.steps("save") == [1] and told.steps("upload") == []
+    held.set()
+    saver.finish()
+    assert told.steps("upload") == [1]
 
 
 def test_a_manifest_that_is_cut_or_of_another_step_is_no_checkpoint(folder, store, there):

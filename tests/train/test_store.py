@@ -12,7 +12,7 @@ from shoal.checkpoint.read import verify
 from shoal.checkpoint.remote import Remote
 from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.upload import fetch, list_remote
-from shoal.core.errors import RunError
+from shoal.core.errors import RunError, UserError
 from shoal.launch.run import Launch, launch, prepare
 from shoal.observe.console import SilentConsole
 from shoal.observe.runs import read_events
@@ -22,14 +22,24 @@ from tests.store import Proxy
 STEPS = 24
 
 
-def run(folder: Path, data: Path, **fields: Any) -> dict[str, Any]:
+class Away(SilentConsole):
+    """From the first step on the store is not to be reached."""
+
+    def __init__(self, s3: Proxy) -> None:
+        self.s3 = s3
+
+    def tick(self, step: int) -> None:
+        self.s3.draw = lambda: "reset"
+
+
+def run(folder: Path, data: Path, console: SilentConsole | None = None, **fields: Any) -> dict[str, Any]:
     overrides = small("digits", data, STEPS) | {
         "checkpoint.every_steps": 4,
         "checkpoint.upload_timeout_s": 0.5,
         "cluster.threads_per_worker": 1,
         "cluster.gpus_per_worker": 0,
     }
-    return launch(prepare(["digits"], overrides | fields, run_dir=folder), Launch(SilentConsole()))
+    return launch(prepare(["digits"], overrides | fields, run_dir=folder), Launch(console or SilentConsole()))
 
 
 def resume(folder: Path, **fields: Any) -> dict[str, Any]:
@@ -62,10 +72,9 @@ def test_with_a_store_that_fails_in_every_way_nothing_is_lost(s3: Proxy, tmp_pat
 def test_a_store_that_is_away_stops_the_run_only_after_so_many_failures_and_it_can_go_on(
     s3: Proxy, tmp_path: Path
 ) -> None:
-    s3.draw = lambda: "reset"
     fields = S3 | {"checkpoint.max_failures": 1, "train.steps": 4000, "checkpoint.give_up_after_s": 0.2}
     with pytest.raises(RunError, match=r"^1 uploads of checkpoints failed in a row, .*; stopped at step \d+, which"):
-        run(tmp_path / "run", tmp_path / "data", **fields)
+        run(tmp_path / "run", tmp_path / "data", Away(s3), **fields)
     (stopped,) = events(tmp_path / "run", "failed")
     assert stopped["step"] < 4000
     assert list_checkpoints(tmp_path / "run" / "checkpoints")[-1].step == stopped["step"], "saved here all the same"
@@ -74,6 +83,13 @@ def test_a_store_that_is_away_stops_the_run_only_after_so_many_failures_and_it_c
     again = resume(tmp_path / "run", **{"train.steps": stopped["step"] + 4})
     assert again["status"] == "done" and again["resumed_from_step"] == stopped["step"]
     assert events(tmp_path / "run", "upload")[-1]["step"] == again["step"]
+
+
+def test_a_store_that_is_away_from_the_beginning_is_told_before_anything_starts(s3: Proxy, tmp_path: Path) -> None:
+    s3.draw = lambda: "reset"
+    with pytest.raises(UserError, match=r"^checkpoint\.upload_to: nothing can be written to s3://bucket/runs/run/.*"):
+        run(tmp_path / "run", tmp_path / "data", **S3)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_whose_disk_is_gone_goes_on_from_the_store(s3: Proxy, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class _SavesNothing:
     def save(self) -> None:
         """Nothing."""
 
-    def finish(self) -> None:
+    def finish(self, ending: str) -> None:
         """Nothing to wait for."""
 
     def report(self) -> dict[str, float]:

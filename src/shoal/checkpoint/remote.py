@@ -12,6 +12,7 @@ from shoal.core.errors import UserError
 
 T = TypeVar("T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_PROBE = ".writable"
 _TRIES = 4
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 8.0
 
@@ -32,12 +33,22 @@ class Remote:
         """Copy a file to the store; it is there, whole, when this returns."""
 
         def copy() -> None:
-            self._fs.makedirs(self._parent(name), exist_ok=True)
+            self._make_parent(name)
             self._fs.put_file(str(source), self._at(name))
             if (there := self._fs.info(self._at(name), refresh=True)["size"]) != source.stat().st_size:
                 raise OSError(errno.EIO, f"{name} has {there} bytes there instead of {source.stat().st_size}")
 
         self._trying(f"{name} could not be uploaded to {self.url}", copy)
+
+    def check_writable(self) -> None:
+        """That files can be written there, and deleted again."""
+
+        def write() -> None:
+            self._make_parent(_PROBE)
+            self._fs.pipe_file(self._at(_PROBE), b"Shoal was here")
+            self._fs.rm_file(self._at(_PROBE))
+
+        self._trying(f"nothing can be written to {self.url}", write)
 
     def get(self, name: str, target: Path) -> None:
         """Copy a file from the store."""
@@ -83,8 +94,10 @@ class Remote:
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _parent(self, name: str) -> str:
-        return self._at(name).rpartition("/")[0]
+    def _make_parent(self, name: str) -> None:
+        """Object stores have no folders to be made, and would rather make a bucket that was but misspelt."""
+        if self.url.startswith("file://"):
+            self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
 
     def _trying(self, what: str, action: Callable[[], T]) -> T:
         for attempt in range(_TRIES):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from shoal.checkpoint.folder import (
     commit,
@@ -142,7 +143,7 @@ class Saver:
         self._flight = flight
         flight.thread.start()
 
-    def finish(self) -> None:
+    def finish(self, with_uploads: bool = True) -> None:
         """Wait until everything is saved and uploaded; `RunError` if the last save has failed for good."""
         if (flight := self._flight) is not None:
             self._wait(flight, self.settings.give_up_after_s)
@@ -152,7 +153,7 @@ class Saver:
                     f"the checkpoint of step {flight.snapshot.step} could not be written to {self.folder}: "
                     f"{flight.message}; earlier checkpoints are untouched"
                 )
-        if self.uploader is not None:
+        if self.uploader is not None and with_uploads:
             self.uploader.finish(self.alive)
             if self.process.is_first:
                 self._retain()  # those that were kept to be uploaded
@@ -288,6 +289,7 @@ class Saver:
         return {
             "outcome": "saved",
             "message": "",
+            "of": _names_in_short(snapshot.tensors),
             "files": {name: [facts.num_bytes, facts.xxh3_128] for name, facts in files.items()},
         }
 
@@ -332,4 +334,15 @@ def _verdict(parts: list[dict[str, Any]]) -> tuple[str, str]:
             if part["outcome"] == outcome:
                 who = f"worker {rank}: " if len(parts) > 1 else ""
                 return outcome, f"{who}{part['message']}"
+    if len({part["of"] for part in parts}) > 1:
+        # Each has written its share of what it holds, so some tensors would be there in part, or twice.
+        raise RunError(
+            "the workers hold different tensors, so no checkpoint can be made of them; build the same on all"
+        )
     return "saved", ""
+
+
+def _names_in_short(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The same for workers whose tensors have the same names and shapes."""
+    told = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items())]
+    return xxhash.xxh3_128_hexdigest("\n".join(told).encode())

@@ -30,6 +30,24 @@ def remote_of(run_name: str, settings: CheckpointSection) -> Remote:
     return Remote(f"{settings.upload_to.rstrip('/')}/{run_name}/checkpoints", settings)
 
 
+def check_unused(run_name: str, settings: CheckpointSection) -> None:
+    """Before a run begins: that the store takes what it is given, and holds no checkpoints of another run of that name.
+
+    Theirs would be taken for older or newer ones of this run, and be deleted, or gone on from.
+    """
+    remote = remote_of(run_name, settings)
+    try:
+        remote.check_writable()
+        found = list_remote(remote)
+    except RemoteError as error:
+        raise UserError(f"checkpoint.upload_to: {error}; check address and credentials") from error
+    if found:
+        raise UserError(
+            f"checkpoint.upload_to: {remote.url} holds checkpoints of another run, up to step {found[-1].step}; "
+            "choose another name with --run-dir, or go on with that one: --resume"
+        )
+
+
 class Uploader:
     """One worker's side of the uploads of a run. Every worker must add the same steps."""
 

@@ -75,6 +75,15 @@ class Group:
         return wait
 
 
+def by_network(error: BaseException) -> bool:
+    """Whether another worker's end, or the network, explains the error."""
+    if isinstance(error, dist.DistError):
+        return True
+    words = str(error).lower()
+    signs = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
+    return isinstance(error, RuntimeError) and any(sign in words for sign in signs)
+
+
 @dataclass(frozen=True)
 class Meeting:
     """Where and how the processes of a run find each other."""

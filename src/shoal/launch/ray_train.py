@@ -12,8 +12,8 @@
     ).fit().return_value
 
 Ray Train starts the workers and starts them again; the run goes on from its newest committed checkpoint, whether or not
-Ray Train has heard of it. It does hear of each: the checkpoint is copied to Ray's storage in the background and reported
-with its validation metrics, so that `Result.checkpoint` and Tune see it. There it is a folder `step-...`, as in the run.
+Ray Train has heard of it. It does hear of each: the checkpoint is copied to Ray's storage in the background, and is
+reported with its validation metrics, so that `Result.checkpoint` and Tune see it: a folder that holds `step-...`.
 """
 
 import contextlib

@@ -85,9 +85,8 @@ def as_many_as_started(prepared: Prepared, overrides: Iterable[str] | Mapping[st
 
 def run_under_torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
     """Train as the worker that this process is; a summary on rank 0, and how it ended elsewhere."""
-    from shoal.core.group import joined
+    from shoal.core.group import by_network, joined
     from shoal.core.process import Process, choose_device
-    from shoal.launch.trainer import by_network
     from shoal.train.worker import RunRequest, train_worker
 
     place, recipe = my_place(), prepared.loaded.recipe

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from shoal.core.errors import RunError, UserError
-from shoal.core.group import Group, Meeting, joined
+from shoal.core.group import Group, Meeting, by_network, joined
 from shoal.core.process import Process, choose_device
 from shoal.core.storage import to_json_line
 from shoal.observe.records import Report
@@ -205,12 +205,3 @@ def _trace(error: BaseException) -> str:
     while first is not None and first.tb_frame.f_code.co_filename == __file__:
         first = first.tb_next
     return "".join(traceback.format_exception(type(error), error, first))
-
-
-def by_network(error: BaseException) -> bool:
-    """Whether another worker's end, or the network, explains the error."""
-    if isinstance(error, torch.distributed.DistError):
-        return True
-    words = str(error).lower()
-    signs = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "gloo", "nccl")
-    return isinstance(error, RuntimeError) and any(sign in words for sign in signs)

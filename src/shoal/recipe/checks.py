@@ -28,6 +28,7 @@ def problems(recipe: Recipe) -> list[tuple[tuple[str, ...], str]]:
         *_data_problems(recipe),
         *_metric_problems(recipe),
         *_cluster_problems(recipe),
+        *_upload_problems(recipe),
     ]
 
 
@@ -129,6 +130,17 @@ def _metric_problems(recipe: Recipe) -> Found:
             )
         elif mode == "auto" and direction(metric) is None:
             yield (section, "mode"), f"whether less or more of {metric!r} is better is not clear; set min or max"
+
+
+def _upload_problems(recipe: Recipe) -> Found:
+    checkpoint = recipe.checkpoint
+    if checkpoint.encryption is not None and not (checkpoint.upload_to or "").startswith(("s3://", "s3a://")):
+        yield (
+            ("checkpoint", "encryption"),
+            f"{checkpoint.encryption} is for checkpoint.upload_to s3://..., but that is {checkpoint.upload_to}",
+        )
+    if checkpoint.kms_key is not None and not (checkpoint.encryption or "").startswith("aws:kms"):
+        yield ("checkpoint", "kms_key"), f"is for checkpoint.encryption aws:kms, but that is {checkpoint.encryption}"
 
 
 def _cluster_problems(recipe: Recipe) -> Found:

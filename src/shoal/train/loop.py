@@ -73,7 +73,7 @@ def run_loop(run: Training) -> str:
                 run.saved_step = state.step
                 clock.lap("checkpoint")
             if ending:
-                run.checkpoints.finish()
+                run.checkpoints.finish(ending)
                 clock.lap("checkpoint")
                 return ending
 

@@ -18,8 +18,8 @@ class Saving(Protocol):
         """Save the present step; the state is copied when this returns."""
         ...
 
-    def finish(self) -> None:
-        """Wait until everything is saved."""
+    def finish(self, ending: str) -> None:
+        """Wait until everything is saved; `ending` is why the run ends."""
         ...
 
     def report(self) -> dict[str, float]:
@@ -50,9 +50,9 @@ class Checkpoints:
         """Save the present step; the state is copied when this returns."""
         self.saver.save(take_snapshot(self.unit, self.state, self.process, self.identity, self.order))
 
-    def finish(self) -> None:
-        """Wait until everything is saved."""
-        self.saver.finish()
+    def finish(self, ending: str) -> None:
+        """Wait until everything is saved; for uploads only where nobody goes on with the run at once."""
+        self.saver.finish(with_uploads=ending not in ("preemption", "resize"))
 
     def report(self) -> dict[str, float]:
         """What belongs into a report: failures, as long as they last."""

@@ -15,9 +15,10 @@ import torch
 
 from shoal.checkpoint.folder import clear_leftovers
 from shoal.checkpoint.saver import TROUBLE, Saver
-from shoal.checkpoint.upload import remote_of
+from shoal.checkpoint.upload import check_unused, remote_of
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import RunError, UserError
+from shoal.core.group import by_network
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
 from shoal.data.loader import evaluation_batches, train_batches
@@ -117,6 +118,8 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
                 raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
         elif any(group.gather(request.stop())):
             raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
+        elif (recipe := request.loaded.recipe).checkpoint.upload_to:
+            on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
         saver = _saver(request, folder, observer, process)
         run = _assemble(request, built, restored, saver, observer, process)
         if run.state.step > run.plan.num_steps:
@@ -279,7 +282,7 @@ def _run(
             words = saver.too_many_failures() or "checkpoints could not be kept for a while"
             raise RunError(f"{words}; stopped at step {run.state.step}, which is saved in {folder.checkpoints}")
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not by_network(error):  # without the others it cannot be committed
             saver.settle(_SETTLE_S)
         failure = in_words(error, request.run_dir, run.recipe.micro_batch(process.world_size))
         if request.supervised:
