@@ -17,7 +17,10 @@ DIGITS = [
     *("train.steps=200", "train.epochs=null", "checkpoint.every_steps=20", "evaluate.every_steps=100"),
     *("cluster.workers=2", "cluster.threads_per_worker=1", "cluster.gpus_per_worker=0"),
 ]
-LOCAL = ("kill-worker", "hang-worker", "slow-worker", "kill-driver", "corrupt-checkpoint")
+LOCAL = (
+    *("kill-worker", "hang-worker", "slow-worker", "kill-driver"),
+    *("corrupt-checkpoint", "kill-while-saving", "fill-disk"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,58 @@ def test_a_spoilt_checkpoint_was_rejected(local: dict[str, Any]) -> None:
         event["step"] for event in events if event["event"] == "save" and event["step"] < rejected["step"]
     )
     assert found["steps_lost"] == rejected["step"] - resume["step"] > 0
-    assert list((Path(found["run_dir"]) / "checkpoints").glob("corrupt-step-*"))
+    assert list((Path(found["run_dir"]) / "checkpoints").glob(f"corrupt-step-{rejected['step']:08d}-*"))
+    spoilt = found["broken"].split()[3].partition("/")[2]
+    assert spoilt in rejected["reason"] or spoilt == "manifest.json"
+
+
+def test_a_worker_was_killed_while_a_checkpoint_was_written(local: dict[str, Any]) -> None:
+    found, events = drill(local, "kill-while-saving")
+    (failure,) = [event for event in events if event["event"] == "failure"]
+    assert failure["rank"] == found["rank"] and "SIGKILL" in failure["message"]
+    step = int(found["broken"].partition("while step-")[2].split()[0])
+    before, after = events[: events.index(failure)], events[events.index(failure) :]
+    saved = [event["step"] for event in before if event["event"] == "save"]
+    assert step not in saved and step - saved[-1] == 20, "it had been committed"
+    (resume,) = [event for event in events if event["event"] == "resume"]
+    assert resume["step"] == saved[-1]
+    assert step in [event["step"] for event in after if event["event"] == "save"]
+    left = [path.name for path in (Path(found["run_dir"]) / "checkpoints").iterdir()]
+    assert left and all(name.startswith("step-") for name in left)
+
+
+def check_disk_was_full(found: dict[str, Any], events: list[dict[str, Any]]) -> None:
+    """Saves failed and nobody minded, and afterwards they did not."""
+    assert len(found["world_sizes"]) == 1 and found["steps_lost"] == 0 and found["training_again_after_s"] is None
+    assert not {"failure", "restart", "hang", "resume"} & {event["event"] for event in events}
+    failed = [event for event in events if event["event"] == "save_failed"]
+    assert len(failed) >= 2 and all("File too large" in event["message"] for event in failed)
+    assert 0 <= found["noticed_after_s"] < 30
+    assert events.index(failed[-1]) < max(index for index, event in enumerate(events) if event["event"] == "save")
+
+
+def test_a_disk_was_full_for_a_while(local: dict[str, Any]) -> None:
+    found, events = drill(local, "fill-disk")
+    check_disk_was_full(found, events)
+    times = [event["time"] for event in events]
+    assert times == sorted(times), "what was kept was written later, but happened then"
+
+
+@pytest.mark.slow
+def test_the_launcher_itself_may_train_on_a_full_disk_and_have_others_read_its_data(tmp_path: Path) -> None:
+    words = [*DIGITS, "cluster.workers=1", "data.workers=1", "evaluate.every_steps=20"]
+    result = run_drills(Request(["digits"], words, ["fill-disk"], "local", folder=tmp_path / "runs"))
+    found, events = drill(result, "fill-disk")
+    assert found["passed"] and found["same_weights"] is True, found
+    check_disk_was_full(found, events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_whoever_is_killed_and_whatever_is_spoilt_nothing_is_lost(tmp_path: Path, seed: int) -> None:
+    names = ["corrupt-checkpoint", "kill-while-saving", "fill-disk"]
+    result = run_drills(Request(["digits"], DIGITS, names, "local", folder=tmp_path / "runs", seed=seed))
+    assert result["passed"], result
 
 
 @pytest.mark.slow

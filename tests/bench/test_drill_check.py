@@ -1,6 +1,7 @@
 """What counts as a loss: on runs that are made up, and on checkpoints of real ones."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def outcome(
     change: Callable[[list[dict[str, Any]]], Any] = lambda reports: None,
     weights: str = "a" * 64,
     status: int = 0,
+    checkpoints: Sequence[str] = ("step-00000040", "step-00000060"),
 ) -> Outcome:
     """A run of 60 steps of 8 samples, started at (step, workers), with its reports changed."""
     reports: list[dict[str, Any]] = [
@@ -33,7 +35,8 @@ def outcome(
         events.append({"time": time, "event": "start", "step": step, "world_size": size})
         events.append({"time": time, "event": "workers", "workers": [{}] * size})
     ending = "done" if status == 0 else "failed"
-    return Outcome(status, {"status": ending, "weights_sha256": weights}, events, reports, "it fell over")
+    summary = {"status": ending, "weights_sha256": weights}
+    return Outcome(status, summary, events, reports, "it fell over", checkpoints)
 
 
 def loss(step: int, by: float) -> Callable[[list[dict[str, Any]]], None]:
@@ -45,6 +48,7 @@ def loss(step: int, by: float) -> Callable[[list[dict[str, Any]]], None]:
 
 SMALLER = [(0, 2), (20, 1)]
 DROPOUT = ["dropout"]
+WRITING = ".writing-step-00000060-0a1b2c3d-7"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,10 @@ DROPOUT = ["dropout"]
         (outcome(change=lambda r: r[9].update(samples=81)), [], "step 10 ends at sample 81 instead of 80"),
         (outcome(change=lambda r: r[9]["metrics"].update(lr=0.2)), [], "step 10 has another learning rate"),
         (outcome(change=lambda r: r[9]["metrics"].update(train_loss=None)), [], "the training loss of step 10"),
+        (outcome(checkpoints=[WRITING, "step-00000060"]), [], f"{WRITING} was left among the checkpoints"),
+        (outcome(checkpoints=[".deleting-step-00000020"]), [], ".deleting-step-00000020 was left"),
+        (outcome(SMALLER, checkpoints=[".replaced-step-00000060"]), [], ".replaced-step-00000060 was left"),
+        (outcome(checkpoints=["corrupt-step-00000040-17", "step-00000060"]), [], None),
         # with another number of workers: the last bits may differ, for some steps measurably little
         (outcome(SMALLER, loss(21, 9e-5), weights="b" * 64), [], None),
         (outcome(SMALLER, loss(40, 2e-4)), [], "the training loss of step 40 differs by 0.0002"),
@@ -87,9 +95,10 @@ def test_it_is_told_what_was_compared() -> None:
     assert compare(outcome(), outcome(SMALLER), DROPOUT).compared.endswith("and not after it: dropout")
 
 
-def judged(name: str, *events: dict[str, Any], resumes_at: int | None = None) -> Any:
-    seen = Outcome(0, {}, [{"time": 5.0, "event": "start", "step": 0, "world_size": 2}, *events], [])
-    return judge(name, Break("broken", 10.0, resumes_at=resumes_at), seen, Comparison([], True, 0.0, ""), reached=47)
+def judged(name: str, *events: dict[str, Any], checkpoints: Sequence[str] = (), **done: Any) -> Any:
+    start = {"time": 5.0, "event": "start", "step": 0, "world_size": 2}
+    seen = Outcome(0, {}, [start, *events], [], checkpoints=checkpoints)
+    return judge(name, Break("broken", 10.0, **done), seen, Comparison([], True, 0.0, ""), reached=47)
 
 
 def event(name: str, time: float, **fields: Any) -> dict[str, Any]:
@@ -135,6 +144,52 @@ def test_a_spoilt_checkpoint_must_lead_to_the_one_before() -> None:
     ]
 
 
+def test_a_spoilt_checkpoint_must_be_told_of_and_set_aside() -> None:
+    done: dict[str, Any] = {"resumes_at": 40, "spoilt": 47}
+    rejected, aside = event("checkpoint_rejected", 11.0, step=47), ["corrupt-step-00000047-1794", "step-00000060"]
+    assert judged("corrupt-checkpoint", rejected, *RESUMED, checkpoints=aside, **done).passed
+    not_told = "no checkpoint_rejected event tells that step 47 is spoilt"
+    assert judged("corrupt-checkpoint", *RESUMED, checkpoints=aside, **done).losses == [not_told]
+    other = event("checkpoint_rejected", 11.0, step=40)
+    assert judged("corrupt-checkpoint", other, *RESUMED, checkpoints=aside, **done).losses == [not_told]
+    assert judged("corrupt-checkpoint", rejected, *RESUMED, checkpoints=["step-00000047"], **done).losses == [
+        "the spoilt checkpoint of step 47 was not set aside"
+    ]
+
+
+def test_who_is_killed_while_saving_must_go_on_from_what_was_committed_before() -> None:
+    failure = event("failure", 10.1)
+    assert judged("kill-while-saving", failure, *RESUMED, resumes_at=40).passed
+    for step in (20, 60):
+        resume = event("resume", 12.0, step=step)
+        assert judged("kill-while-saving", failure, resume, resumes_at=40).losses == [
+            f"the run went on from step {step} instead of step 40"
+        ]
+    nothing = judged("kill-while-saving", *RESUMED, resumes_at=40)
+    assert not nothing.passed and "over before it noticed" in nothing.nothing_broken
+
+
+FULL = (event("save", 8.0, step=40), event("save_failed", 11.0, step=60), event("save", 14.0, step=80))
+
+
+def test_a_full_disk_must_be_told_of_and_must_not_stop_a_run() -> None:
+    result = judged("fill-disk", *FULL, over=13.0)
+    assert result.passed and (result.noticed_after_s, result.steps_lost) == (1.0, 0)
+    assert result.training_again_after_s is None
+    assert judged("fill-disk", FULL[0], FULL[2], over=13.0).losses == [
+        "saves failed, and no save_failed event tells of it"
+    ]
+    assert judged("fill-disk", *FULL[:2], over=13.0).losses == [
+        "nothing was saved any more when the disk took files again"
+    ]
+    restarted = ["the workers failed or were restarted, although only the disk was full"]
+    for name in ("failure", "hang", "restart", "resume"):
+        assert judged("fill-disk", *FULL, event(name, 12.0, step=40), over=13.0).losses == restarted
+        assert judged("fill-disk", event(name, 12.0, step=40), over=None).losses == restarted
+    nothing = judged("fill-disk", *FULL, over=None)
+    assert not nothing.passed and nothing.losses == [] and "over before a save failed" in nothing.nothing_broken
+
+
 def recipe_of(**sections: Any) -> Recipe:
     return load_recipe([{"task": "image_classification", "model": "mlp", "data": "digits"} | sections]).recipe
 
@@ -156,6 +211,19 @@ def test_what_a_model_does_shows_in_its_checkpoints(
     train_here(tree, run_dir="run", overrides={"checkpoint.every_steps": 2})
     found = excuses_of(load_recipe([tree]).recipe, Path("run"))
     assert found == [] if says is None else says in found[0] and len(found) == 1
+
+
+def test_every_file_of_every_worker_is_looked_at(tmp_path: Path) -> None:
+    """As two workers would have written them: the second has drawn, and holds the running mean."""
+    for step, drawn in ((2, 5), (4, 6)):
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        for rank, (rng, tensor) in enumerate([(1, "model.weight"), (drawn, "model.norm.running_mean")]):
+            (folder / f"worker-{rank:05d}.json").write_text(json.dumps({"rng": {"torch": rng}}))
+            header = json.dumps({"__metadata__": {}, tensor: {"dtype": "F32"}}).encode()
+            (folder / f"shard-{rank:05d}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    found = excuses_of(recipe_of(train={"steps": 1}), tmp_path)
+    assert [words.split()[:2] for words in found] == [["the", "model"], ["batch", "norm"]]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from shoal.checkpoint.pieces import Piece, pieces_to_write
+from shoal.checkpoint.pieces import Division, Piece, pieces_to_write
 from shoal.core.process import Process
 
 
@@ -82,3 +82,21 @@ def test_of_distributed_tensors_each_worker_writes_what_it_holds(ranks, layout):
     assert torch.equal(whole["few"], torch.arange(2.0)) and torch.equal(whole["plain"], torch.arange(20_000.0))
     sizes = [sum(piece.block.numel() for piece in part) for part in parts]
     assert max(sizes) < 1.5 * sum(sizes) / 4, "copies of a part share the work"
+
+
+def test_a_division_is_found_out_again_only_if_other_tensors_are_asked_for():
+    division, tensors = Division(0, 1), {"a": torch.ones(4, 3), "b": torch.ones(2)}
+    first = division.pieces(tensors, frozenset())
+    tensors["a"].zero_()
+    again = division.pieces({name: tensor.detach() for name, tensor in tensors.items()}, frozenset())
+    assert again is first, "in the same memory"
+    for changed in (
+        {"a": torch.zeros(4, 3), "b": tensors["b"]},
+        {"a": tensors["a"].view(3, 4), "b": tensors["b"]},
+        {"a": tensors["a"].view(torch.int32), "b": tensors["b"]},
+        {"c": tensors["a"], "b": tensors["b"]},
+        {"a": tensors["a"]},
+    ):
+        found = division.pieces(changed, frozenset())
+        assert found is not first and {piece.name: piece.block for piece in found}.keys() == changed.keys()
+        assert all(piece.block.data_ptr() == changed[piece.name].data_ptr() for piece in found)

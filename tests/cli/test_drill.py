@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.bench.drill_breaks import BREAKS
 from shoal.cli.main import run
 from shoal.observe.runs import read_events
 from tests.launch.processes import is_alive, wait_until_dead
@@ -63,6 +64,7 @@ def test_state_that_a_restart_forgets_is_a_loss(here: Path, capfd: Capture) -> N
         ("digits --kill-node cluster.gpus_per_worker=1", "cluster.gpus_per_worker: 1, but the nodes that --kill-node"),
         ("digits --address auto --launcher local", "--address: is for Ray, but --launcher is local"),
         ("digits --launcher local --workers 1", "--workers: 1 trains in the launcher itself"),
+        ("digits --kill-while-saving --launcher local --workers 1", "nobody would be left after --kill-while-saving"),
         ("digits --launcher local --workers 0", "--workers: '0' should be a whole number above 0"),
         ("digits --launcher torchrun", "'torchrun' is not one of"),
         ("digits optim.lrr=1", "optim.lrr: unknown key"),
@@ -78,6 +80,12 @@ def test_wrong_input_is_told_before_anything_starts(here: Path, capfd: Capture, 
     out, err = capfd.readouterr()
     assert out == "" and says in err and "Traceback" not in err and "undisturbed" not in err
     assert sorted(path.name for path in here.iterdir()) == ["full"]
+
+
+def test_every_drill_has_a_flag(capfd: Capture) -> None:
+    assert run(["drill", "--help"]) == 0
+    out, _ = capfd.readouterr()
+    assert all(f"--{name} " in out for name in BREAKS)
 
 
 def test_wrong_input_that_only_the_run_finds_is_told(here: Path, capfd: Capture) -> None:

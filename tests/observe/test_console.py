@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import math
@@ -261,3 +262,20 @@ def test_without_a_stream_the_console_writes_to_stderr(capfd: pytest.CaptureFixt
     make_console("lines").event("warning", {"message": os.fspath(tmp_path)})
     out, err = capfd.readouterr()
     assert out == "" and err == f"warning: {tmp_path}\n"
+
+
+def test_a_log_on_a_disk_that_was_full_goes_on_and_one_whose_reader_is_gone_ends() -> None:
+    class Disk(io.StringIO):
+        error: int | None = None
+
+        def write(self, text: str) -> int:
+            if self.error is not None:
+                raise OSError(self.error, "no")
+            return super().write(text)
+
+    disk = Disk()
+    console = make_console("lines", disk)
+    for error in (None, errno.ENOSPC, None, errno.EPIPE, None):
+        disk.error = error
+        console.event("warning", {"message": str(error)})
+    assert disk.getvalue() == "warning: None\nwarning: None\n"

@@ -85,7 +85,7 @@ def begin(process: Process, folder: Path) -> Went:
     )
     checkpoints.save()
     losses = train(process, unit, state, 4)
-    checkpoints.finish()
+    checkpoints.finish("done")
     return Went(state, tensors, losses)
 
 

@@ -61,7 +61,7 @@ def save_state(process: Process, folder: Path, unit: TrainUnit, state: TrainStat
     saver = Saver(folder, CheckpointSection(**{"keep_last": 9} | settings), process, recipe="name: x\n")
     checkpoints = Checkpoints(saver, unit, state, process, IDENTITY, Order(9, 3, 0))
     checkpoints.save()
-    checkpoints.finish()
+    checkpoints.finish("done")
 
 
 def save(process: Process, folder: Path, step: int, **settings: Any) -> list[float]:

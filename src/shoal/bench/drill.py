@@ -14,15 +14,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.drill_breaks import BREAKS, NEED_A_LAUNCHER, NEED_NODES, NOTICES, Break, LossError, Scene
+from shoal.bench.drill_breaks import BREAKS, GO_ON, NEED_A_LAUNCHER, NEED_NODES, NOTICES, Break, LossError, Scene
 from shoal.bench.drill_check import Comparison, Outcome, compare, excuses_of, read_outcome
 from shoal.bench.drill_cluster import DrillCluster
 from shoal.bench.drill_run import OverError, TrainRun, last_step
+from shoal.checkpoint.folder import step_name
 from shoal.core.errors import RunError, UserError
 from shoal.recipe.load import load_recipe
 from shoal.recipe.schema import Recipe
 
 _LEAST_HANG_TIMEOUT_S = 3.0
+_MOST_FAILURES = 1000
+"""A run that saves several times a second is not stopped by a disk that is full for one."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +209,7 @@ def _drill(name: str, request: Request, place: _Place, steady: Outcome, excuses:
     first, last = steady.saved_steps[1] + 1, steady.summary["step"]
     step = draw.randint(first, first + (last - first) // 2)
     words = [*request.recipes, *request.overrides]
-    if name == "hang-worker":
-        words.append(f"failures.hang_timeout_s={max(_LEAST_HANG_TIMEOUT_S, 4 * steady.longest_step_s()):.1f}")
+    words += _own_words(name, request, steady)
     request.say(f"{name}: training, to be broken at step {step}")
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(place.run(name, limit_s=300.0 + 5 * steady.summary["took_s"]))
@@ -229,29 +231,35 @@ def _drill(name: str, request: Request, place: _Place, steady: Outcome, excuses:
         return replace(result, at_step=reached, run_dir=str(run.run_dir))
 
 
+def _own_words(name: str, request: Request, steady: Outcome) -> list[str]:
+    """What a drill changes in the recipe; nothing of it changes the weights."""
+    if name == "hang-worker":
+        return [f"failures.hang_timeout_s={max(_LEAST_HANG_TIMEOUT_S, 4 * steady.longest_step_s()):.1f}"]
+    if name == "fill-disk":
+        recipe = load_recipe(request.recipes, request.overrides).recipe
+        # Processes that read data would have no room for their batches, which they pass on in files of memory.
+        in_line = ["data.workers=0"] if recipe.data is not None and recipe.data.workers else []
+        return [f"checkpoint.max_failures={max(_MOST_FAILURES, recipe.checkpoint.max_failures)}", *in_line]
+    return []
+
+
 def judge(name: str, done: Break, broken: Outcome, comparison: Comparison, reached: int) -> Result:
     """Put together what is known of a drill; `reached` is the last step before the run was started again."""
     notice = broken.first(NOTICES[name], done.time) if name in NOTICES else None
     noticed = notice["time"] if notice else done.noticed
     resume = broken.first("resume", done.time)
     again = broken.first("first_step", resume["time"]) if resume else None
-    steps_lost = max(0, reached - resume["step"]) if resume else 0 if name == "slow-worker" else None
-    losses, nothing_broken = list(comparison.losses), None
-    if name == "slow-worker":
-        if resume is not None or any(broken.first(event, done.time) for event in ("failure", "hang", "restart")):
-            losses.append("the workers were restarted, although one of them was merely slow")
-    elif (noticed is None or resume is None) and not losses:
+    steps_lost = max(0, reached - resume["step"]) if resume else 0 if name in GO_ON else None
+    losses, nothing_broken = [*comparison.losses, *_shortcomings(name, done, broken, steps_lost)], None
+    if name == "fill-disk" and done.over is None:
+        nothing_broken = "the run was over before a save failed; train longer for this drill"
+    elif name not in GO_ON and (noticed is None or resume is None):
         nothing_broken = "the run was over before it noticed; train longer for this drill"
-    if name == "preempt" and steps_lost is not None and steps_lost > 1:
-        losses.append(f"{steps_lost} steps were trained again, although the preemption was announced")
-    if done.resumes_at is not None and (resume is None or resume["step"] != done.resumes_at):
-        where = "the beginning" if resume is None else f"step {resume['step']}"
-        losses.append(f"the run went on from {where} instead of step {done.resumes_at}")
     return Result(
         drill=name,
         passed=not losses and nothing_broken is None,
         losses=losses,
-        nothing_broken=nothing_broken,
+        nothing_broken=None if losses else nothing_broken,
         broken=done.what,
         rank=done.rank,
         noticed_after_s=_since(done, noticed),
@@ -262,6 +270,30 @@ def judge(name: str, done: Break, broken: Outcome, comparison: Comparison, reach
         loss_difference=comparison.loss_difference,
         compared=comparison.compared,
     )
+
+
+def _shortcomings(name: str, done: Break, broken: Outcome, steps_lost: int | None) -> list[str]:
+    """What this drill asks for besides the same weights, and did not get."""
+    resume, found = broken.first("resume", done.time), []
+    if name in GO_ON and any(broken.first(event, done.time) for event in ("failure", "hang", "restart", "resume")):
+        found.append(f"the workers failed or were restarted, although {GO_ON[name]}")
+    if name == "preempt" and steps_lost is not None and steps_lost > 1:
+        found.append(f"{steps_lost} steps were trained again, although the preemption was announced")
+    if done.resumes_at is not None and (resume is None or resume["step"] != done.resumes_at):
+        where = "the beginning" if resume is None else f"step {resume['step']}"
+        found.append(f"the run went on from {where} instead of step {done.resumes_at}")
+    if done.spoilt is not None:
+        rejected = broken.first("checkpoint_rejected", done.time)
+        if rejected is None or rejected["step"] != done.spoilt:
+            found.append(f"no checkpoint_rejected event tells that step {done.spoilt} is spoilt")
+        if not any(kept.startswith(f"corrupt-{step_name(done.spoilt)}-") for kept in broken.checkpoints):
+            found.append(f"the spoilt checkpoint of step {done.spoilt} was not set aside")
+    if done.over is not None:
+        if broken.first("save_failed", done.time) is None:
+            found.append("saves failed, and no save_failed event tells of it")
+        if broken.first("save", done.over) is None:
+            found.append("nothing was saved any more when the disk took files again")
+    return found
 
 
 def _since(done: Break, then: float | None) -> float | None:

@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bench.drill_cluster import DrillCluster
-from shoal.bench.drill_run import OverError, TrainRun, Victim, held, on_this_machine
+from shoal.bench.drill_run import OverError, TrainRun
+from shoal.bench.drill_victim import Victim, held, on_this_machine
+from shoal.checkpoint.folder import step_folders, step_of, worker_name
 
 _SLOW_FOR_S = 4.0
 _STOPPED_S, _RUNNING_S = 0.5, 0.1
 _PREEMPT_WITHIN_S = 30.0
 _END_OF_WORKERS_S = 60.0
 """How long the workers of a launcher that was killed may go on."""
+_ROOM_BYTES = 1000
+"""What a full disk still takes of a file; what a worker saves is longer, be the model ever so small."""
+_SAVES_TO_FAIL = 2
+"""So many have come to nothing before the disk takes files again."""
 
 
 class LossError(Exception):
@@ -34,6 +40,10 @@ class Break:
     """When, where no event tells."""
     resumes_at: int | None = None
     """The step that the run must go on from, where there is but one right answer."""
+    spoilt: int | None = None
+    """The checkpoint that must be found out."""
+    over: float | None = None
+    """When a disk took files again, after some could not be saved; in unix seconds."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +135,13 @@ def corrupt_checkpoint(scene: Scene) -> Break:
         raise OverError("the run was done before it could be interrupted")
     if status != 130:
         raise LossError(f"the run ended with status {status} when it was interrupted: {scene.run.complaint()}")
-    *_, before, newest = sorted(_checkpoints(scene.run.run_dir))
-    flip_a_bit(newest / "tensors.safetensors", scene.draw)
+    *_, before, newest = step_folders(scene.run.checkpoints)
+    file = scene.draw.choice(sorted(newest.iterdir()))
+    flip_a_bit(file, scene.draw)
     now = time.time()
     scene.run.resume()
-    what = f"a bit of {newest.name} flipped, then --resume"
-    return Break(what, now, resumes_at=_step_of(before))
+    what = f"a bit of {newest.name}/{file.name} flipped, then --resume"
+    return Break(what, now, resumes_at=step_of(before), spoilt=step_of(newest))
 
 
 def flip_a_bit(path: Path, draw: random.Random) -> None:
@@ -143,12 +154,51 @@ def flip_a_bit(path: Path, draw: random.Random) -> None:
         file.write(bytes([byte ^ 1 << draw.randrange(8)]))
 
 
-def _checkpoints(run_dir: Path) -> list[Path]:
-    return list((run_dir / "checkpoints").glob("step-*"))
+def kill_while_saving(scene: Scene) -> Break:
+    """SIGKILL to a worker while a checkpoint is being written: what is half there must not be taken for one."""
+    victim = scene.victim()
+    while True:
+        aside = scene.run.wait_for_save()
+        victim.stop()
+        if victim.has_ended(0.0):
+            raise OverError(f"worker {victim.rank} had ended")
+        if is_in_the_middle(aside, victim.rank):
+            break
+        victim.send(signal.SIGCONT)  # it was faster; the next one, then
+    committed = step_of(step_folders(scene.run.checkpoints)[-1])
+    now = time.time()
+    victim.send(signal.SIGKILL)
+    what = f"worker {victim.rank} killed while {_step_name_in(aside)} was being written (process {victim.pid})"
+    return Break(what, now, victim.rank, resumes_at=committed)
 
 
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
+def is_in_the_middle(aside: Path, rank: int) -> bool:
+    """Whether the checkpoint that is put together in `aside` cannot be committed without this worker, which stands.
+
+    Rank 0 renames the folder when all is done; of another, rank 0 waits for its part, whose last file is its JSON.
+    """
+    return aside.is_dir() and (rank == 0 or not (aside / worker_name(rank)).exists())
+
+
+def _step_name_in(aside: Path) -> str:
+    """`step-00000500`"""
+    return "-".join(aside.name.split("-")[1:3])
+
+
+def fill_disk(scene: Scene) -> Break:
+    """No file of a worker may grow, until saves have failed. It is a limit that the kernel sets to those processes, and
+    stands for a full disk, which nobody wants to fill for real."""
+    with contextlib.ExitStack() as stack:
+        victims = stack.enter_context(held(*on_this_machine(scene.run.workers())))
+        now = time.time()
+        for victim in victims:
+            stack.enter_context(victim.files_up_to(_ROOM_BYTES))
+        is_done = scene.run.wait_for_failed_saves(
+            _SAVES_TO_FAIL, lambda: any(victim.has_ended(0.0) for victim in victims)
+        )
+        over = time.time()
+    what = f"no file could grow beyond {_ROOM_BYTES:,} bytes for {over - now:.1f} s"
+    return Break(what, now, over=over if is_done else None)
 
 
 BREAKS = {
@@ -159,6 +209,8 @@ BREAKS = {
     "preempt": preempt,
     "kill-driver": kill_driver,
     "corrupt-checkpoint": corrupt_checkpoint,
+    "kill-while-saving": kill_while_saving,
+    "fill-disk": fill_disk,
 }
 NOTICES = {
     "kill-worker": "failure",
@@ -166,8 +218,12 @@ NOTICES = {
     "kill-node": "failure",
     "preempt": "preemption",
     "corrupt-checkpoint": "checkpoint_rejected",
+    "kill-while-saving": "failure",
+    "fill-disk": "save_failed",
 }
 """The event by which a run tells that it has noticed."""
 NEED_NODES = ("kill-node", "preempt")
-NEED_A_LAUNCHER = ("kill-worker", "hang-worker")
+NEED_A_LAUNCHER = ("kill-worker", "hang-worker", "kill-while-saving")
 """Drills in which somebody must be left who starts the worker again."""
+GO_ON = {"slow-worker": "one of them was merely slow", "fill-disk": "only the disk was full"}
+"""Drills in which nobody may be restarted, and why not."""

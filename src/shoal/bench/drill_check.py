@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.checkpoint.folder import step_folders
 from shoal.observe.runs import read_events, read_metrics
 from shoal.recipe.schema import Recipe
 
@@ -26,6 +27,8 @@ class Outcome:
     events: Sequence[Mapping[str, Any]]
     reports: Sequence[Mapping[str, Any]]
     complaint: str = ""
+    checkpoints: Sequence[str] = ()
+    """Names in the folder of its checkpoints."""
 
     @property
     def sizes(self) -> list[int]:
@@ -53,7 +56,8 @@ class Outcome:
 
 def read_outcome(run_dir: Path, status: int, summary: Mapping[str, Any], complaint: str = "") -> Outcome:
     """What a run's folder tells of it."""
-    return Outcome(status, summary, read_events(run_dir), read_metrics(run_dir), complaint)
+    names = sorted(path.name for path in (run_dir / "checkpoints").glob("*"))
+    return Outcome(status, summary, read_events(run_dir), read_metrics(run_dir), complaint, names)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def compare(steady: Outcome, broken: Outcome, excuses: Sequence[str]) -> Compari
     if lost:
         return Comparison(lost, sha == expected, None, "the steps that were trained")
     change = _first_change(steady, broken)
-    lost += _other_values(steady, broken)
+    lost += _leftovers(broken) + _other_values(steady, broken)
     exact = _loss_difference(steady, broken, 0, change)
     rough = (0.0, 0) if excuses else _loss_difference(steady, broken, change, change + _COMPARABLE_STEPS)
     for (difference, step), borne in ((exact, 0.0), (rough, TOLERANCE)):
@@ -138,6 +142,11 @@ def _missing_steps(steady: Outcome, broken: Outcome) -> list[str]:
     return lost
 
 
+def _leftovers(broken: Outcome) -> list[str]:
+    """What is half written or half deleted has a name that begins with a dot, and must be gone at the end of a run."""
+    return [f"{name} was left among the checkpoints" for name in broken.checkpoints if name.startswith(".")]
+
+
 def _other_values(steady: Outcome, broken: Outcome) -> list[str]:
     """Samples up to a step, and its learning rate, depend on nothing but the step."""
     lost = []
@@ -176,7 +185,7 @@ def _other_validation(steady: Outcome, broken: Outcome) -> list[str]:
 def excuses_of(recipe: Recipe, run_dir: Path) -> list[str]:
     """Why the losses of this recipe depend on the number of workers, by what an undisturbed run of it has saved."""
     found = []
-    checkpoints = sorted((run_dir / "checkpoints").glob("step-*"))
+    checkpoints = step_folders(run_dir / "checkpoints")
     if len({json.dumps(_generators(path)) for path in checkpoints}) > 1:
         found.append("the model draws random numbers, such as dropout, and each worker draws its own")
     if checkpoints and any(name.endswith("running_mean") for name in _tensor_names(checkpoints[-1])):
@@ -192,11 +201,14 @@ def excuses_of(recipe: Recipe, run_dir: Path) -> list[str]:
 
 def _generators(checkpoint: Path) -> Any:
     """The state of the random generators of every worker."""
-    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-    return [worker["rng"] for worker in state["workers"]]
+    files = sorted(checkpoint.glob("worker-*.json"))
+    return [json.loads(file.read_text(encoding="utf-8"))["rng"] for file in files]
 
 
 def _tensor_names(checkpoint: Path) -> list[str]:
-    """By the file's header alone, which needs no torch: its length in eight bytes, then JSON."""
-    with (checkpoint / "tensors.safetensors").open("rb") as file:
-        return list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
+    """By the files' headers alone, which need no torch: a header's length in eight bytes, then JSON."""
+    names: list[str] = []
+    for shard in sorted(checkpoint.glob("shard-*.safetensors")):
+        with shard.open("rb") as file:
+            names += json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return names

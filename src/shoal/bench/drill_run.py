@@ -3,20 +3,22 @@
 import contextlib
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shoal.core.errors import RunError, UserError
 from shoal.observe.runs import is_locked, read_events
 
 _LOOK_EVERY_S = 0.02
+_LOOK_CLOSELY_EVERY_S = 0.0002
+"""A small model is saved within milliseconds."""
+_WRITING = ".writing-step-*"
+_SAVES_BEFORE = 2
+"""A run is well under way when so many checkpoints are committed."""
 _END_WITHIN_S = 20.0
 _TAIL_BYTES = 16_384
 
@@ -61,8 +63,8 @@ class TrainRun:
             )
 
     def wait_for_step(self, step: int) -> int:
-        """Wait until that step is reported; the newest that is."""
-        while (reached := self._last_step()) < step:
+        """Wait until that step is reported and two checkpoints are committed; the newest step that is reported."""
+        while (reached := self._last_step()) < step or self._num_saves() < _SAVES_BEFORE:
             if self._is_over():
                 raise OverError(f"the run ended with status {self.status} before step {step}")
             self._sleep()
@@ -73,6 +75,32 @@ class TrainRun:
             return last_step(file)
         return 0
 
+    def _num_saves(self) -> int:
+        return sum(event["event"] == "save" for event in read_events(self.run_dir))
+
+    def wait_for_save(self) -> Path:
+        """The folder in which a checkpoint is being put together, as soon as there is one that is not there now."""
+        before = set(self.checkpoints.glob(_WRITING))
+        while not (new := set(self.checkpoints.glob(_WRITING)) - before):
+            if self._is_over():
+                raise OverError(f"the run ended with status {self.status} before a save of it was seen")
+            self._sleep(_LOOK_CLOSELY_EVERY_S)
+        return new.pop()
+
+    def wait_for_failed_saves(self, count: int, is_hopeless: Callable[[], bool]) -> bool:
+        """Wait until so many saves have come to nothing; False where there can be no more of them."""
+        failed = FailedSaves(self.checkpoints)
+        while failed.look() < count:
+            if self._is_over() or is_hopeless():
+                return False
+            self._sleep()
+        return True
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.run_dir / "checkpoints"
+
     def wait_for_end(self) -> int:
         """The exit status; `TimeoutError` if it takes longer than is borne."""
         while not self._is_over():
@@ -80,10 +108,10 @@ class TrainRun:
         assert self.status is not None
         return self.status
 
-    def _sleep(self) -> None:
+    def _sleep(self, seconds: float = _LOOK_EVERY_S) -> None:
         if time.monotonic() > self.deadline:
             raise TimeoutError(f"the run was not over after {self.limit_s:.0f} s")
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(seconds)
 
     def _is_over(self) -> bool:
         assert self._process is not None
@@ -146,63 +174,25 @@ class TrainRun:
         return (self.run_dir / "metrics.jsonl").open("rb")
 
 
-class Victim:
-    """A worker's process on this machine, held by a descriptor: signals cannot reach another that gets its number."""
+class FailedSaves:
+    """Counts saves that come to nothing, by the folder of a run's checkpoints alone: something was put there and is
+    gone again, and the checkpoints are the same ones as before."""
 
-    def __init__(self, worker: Mapping[str, Any]) -> None:
-        self.rank = int(worker["rank"])
-        self.pid = int(worker["pid"])
-        try:
-            self._descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            raise OverError(f"the process of worker {self.rank} had ended") from None
-        except PermissionError as error:
-            raise RunError(f"process {self.pid} of worker {self.rank} cannot be reached: {error.strerror}") from error
-        words = _command_line(self.pid)
-        if b"shoal" not in words:
-            os.close(self._descriptor)
-            if not words:
-                raise OverError(f"the process of worker {self.rank} had ended")
-            raise RunError(f"process {self.pid} on this machine is no worker of a run; it is left alone")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+        self._before: tuple[int, frozenset[str]] | None = None
 
-    def send(self, number: signal.Signals) -> None:
-        """A signal; one to a process that has ended is none."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, number)
-
-    def has_ended(self, within_s: float) -> bool:
-        """Wait for its end."""
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(max(0.0, within_s) * 1000))
-
-    def close(self) -> None:
-        """Let go; one that was stopped runs again."""
-        self.send(signal.SIGCONT)
-        os.close(self._descriptor)
-
-
-@contextlib.contextmanager
-def held(*workers: Mapping[str, Any]) -> Iterator[list[Victim]]:
-    """Workers as victims."""
-    with contextlib.ExitStack() as stack:
-        victims = []
-        for worker in workers:
-            victims.append(Victim(worker))
-            stack.callback(victims[-1].close)
-        yield victims
-
-
-def on_this_machine(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that signals reach from here."""
-    here = [worker for worker in workers if worker["host"] == socket.gethostname()]
-    if not here:
-        hosts = ", ".join(sorted({worker["host"] for worker in workers}))
-        raise UserError(
-            f"--address: the workers run on {hosts}, and signals reach only those on this machine "
-            f"({socket.gethostname()}); start the drill there"
-        )
-    return here
+    def look(self) -> int:
+        """How many there were since the first look; of several between two looks one is seen."""
+        changed = self.folder.stat().st_mtime_ns
+        names = frozenset(path.name for path in self.folder.iterdir())
+        if any(name.startswith(".") for name in names):  # a checkpoint is being written or deleted just now
+            return self.count
+        if self._before is not None and names == self._before[1] and changed != self._before[0]:
+            self.count += 1
+        self._before = (changed, names)
+        return self.count
 
 
 def last_step(file: BinaryIO) -> int:
@@ -213,9 +203,3 @@ def last_step(file: BinaryIO) -> int:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # the last may be cut
             return int(json.loads(line)["step"])
     return 0
-
-
-def _command_line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""

@@ -30,6 +30,25 @@ class Piece:
         return tuple(self.block.shape) == self.whole_shape
 
 
+class Division:
+    """`pieces_to_write`, found out once as long as the same tensors are asked for: a training step waits for it."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._asked: list[tuple[object, ...]] | None = None
+        self._pieces: list[Piece] = []
+
+    def pieces(self, tensors: Mapping[str, torch.Tensor], of_first: frozenset[str]) -> list[Piece]:
+        """The same list as before, where nothing but numbers has changed."""
+        # The pieces hold on to the memory of their tensors, so another tensor cannot be where one of them was.
+        asked = [(name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in tensors.items()]
+        if asked != self._asked or any(map(_is_distributed, tensors.values())):
+            self._pieces = pieces_to_write(tensors, of_first, self.rank, self.world_size)
+            self._asked = asked
+        return self._pieces
+
+
 def pieces_to_write(
     tensors: Mapping[str, torch.Tensor], of_first: frozenset[str], rank: int, world_size: int
 ) -> list[Piece]:
@@ -93,6 +112,8 @@ def _share(pieces: Sequence[Piece], copies: int, which: int) -> list[Piece]:
 
     Laid one after the other they are cut into equal lengths, at a row of the tensor that a cut falls into.
     """
+    if copies == 1:
+        return list(pieces)
     sizes = [piece.block.numel() * piece.block.element_size() for piece in pieces]
     total, begin, own = sum(sizes), 0, []
     for piece, size in zip(pieces, sizes, strict=True):

@@ -29,7 +29,7 @@ from shoal.checkpoint.folder import (
     worker_name,
 )
 from shoal.checkpoint.manifest import FileFacts, Manifest
-from shoal.checkpoint.pieces import pieces_to_write
+from shoal.checkpoint.pieces import Division
 from shoal.checkpoint.retention import to_delete
 from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.shard import CancelledError, NotFiniteError, check_finite, shard_chunks, write_file
@@ -125,6 +125,7 @@ class Saver:
         # Nobody else writes into folders of this token, not even an earlier self that is still dying somewhere.
         self._token: str = process.group.from_first(secrets.token_hex(4))
         self._attempts = itertools.count()
+        self._division = Division(process.rank, process.world_size)
         self._stage = Stage(process.device)
         self._flight: _Flight | None = None
         self._was_superseded = False
@@ -136,8 +137,7 @@ class Saver:
         """Copy the state and see to the rest in the background. Waits for the save before, unless told otherwise."""
         began = time.perf_counter()
         self._make_way()
-        pieces = pieces_to_write(snapshot.tensors, snapshot.of_first, self.process.rank, self.process.world_size)
-        staged = self._stage.take(pieces)
+        staged = self._stage.take(self._division.pieces(snapshot.tensors, snapshot.of_first))
         flight = _Flight(snapshot, staged, round(time.perf_counter() - began, 4))
         flight.thread = threading.Thread(target=self._carry_out, args=(flight,), name="save", daemon=True)
         self._flight = flight

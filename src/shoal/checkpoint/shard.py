@@ -34,6 +34,8 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview], go_on: Callable
             view = memoryview(chunk)
             while written < len(view):
                 written += file.write(view[written:])
+            # Have the disk begin at once, rather than at the fsync.
+            os.posix_fadvise(file.fileno(), num_bytes, len(view), os.POSIX_FADV_DONTNEED)
             num_bytes += len(view)
         os.fsync(file.fileno())
     return FileFacts(num_bytes, digest.hexdigest())

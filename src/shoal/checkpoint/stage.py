@@ -55,9 +55,28 @@ class Stage:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._pieces: Sequence[Piece] | None = None
+        self._staged: Staged | None = None
+        self._copies: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        """To where, and of what."""
 
     def take(self, pieces: Sequence[Piece]) -> Staged:
-        """Copy the pieces; when this returns, the originals may change."""
+        """Copy the pieces; when this returns, the originals may change.
+
+        The same list again is copied to the same places: what the file will look like is found out once, for a training
+        step waits.
+        """
+        if self._staged is None or pieces is not self._pieces:
+            self._pieces, self._staged = pieces, self._lay_out(pieces)
+            self._copies = ([self._staged.tensors[piece.name] for piece in pieces], [piece.block for piece in pieces])
+        if pieces:
+            torch._foreach_copy_(*self._copies, non_blocking=True)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self._staged
+
+    def _lay_out(self, pieces: Sequence[Piece]) -> Staged:
+        """Where in the buffer, and so in the file, each piece has its place."""
         # The largest elements first: then every tensor begins at a multiple of its element's size.
         ordered = sorted(pieces, key=lambda piece: (-piece.block.element_size(), piece.name))
         entries: dict[str, dict[str, Any]] = {}
@@ -77,15 +96,12 @@ class Stage:
             if not piece.is_whole:
                 places[piece.name] = {"shape": piece.whole_shape, "offset": piece.offset}
             position = end
+        self._staged, self._copies = None, ([], [])  # their views would keep the old buffer
         self._make_room(position)
         tensors: dict[str, torch.Tensor] = {}
         for piece, (name, entry) in zip(ordered, entries.items(), strict=True):
             begin, end = entry["data_offsets"]
-            target = self._buffer[begin:end].view(piece.block.dtype).view(piece.block.shape)
-            target.copy_(piece.block, non_blocking=True)
-            tensors[name] = target
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+            tensors[name] = self._buffer[begin:end].view(piece.block.dtype).view(piece.block.shape)
         return Staged(_header(entries, places), self._buffer[:position], tensors)
 
     def _make_room(self, num_bytes: int) -> None:

@@ -146,6 +146,32 @@ def restart_command(workers: int, rounds: int, only: str | None, out: str, as_js
     return _tell(result, [], written, as_json)
 
 
+@command.command("checkpoint")
+@click.option("--sizes", default="0.1,0.5,2", metavar="GB,...", help="Sizes of the state in GB (default: 0.1,0.5,2).")
+@click.option("--rounds", default=5, type=click.IntRange(1), help="Each way to save once in each round (default: 5).")
+@click.option("--saves", default=100, type=click.IntRange(2), help="Saves to see memory grow by (default: 100).")
+@click.option("--gpu", is_flag=True, help="Save from a GPU (default: from the CPU's memory).")
+@click.option("--dir", "folder", metavar="DIR", help="On which disk to write (default: where temporary files go).")
+@_OUT
+@_JSON
+def checkpoint_command(
+    sizes: str, rounds: int, saves: int, gpu: bool, folder: str | None, out: str, as_json: bool
+) -> int:
+    """What a save costs: how long it holds up a step, beside torch.save and async_save; how much it slows the steps
+    that follow; how fast it is written and verified, beside dd; what memory it takes."""
+    from shoal.bench.checkpoint import Settings, figure_table, measure, parse_sizes, stall_table
+    from shoal.bench.results import keep
+    from shoal.core.process import choose_device
+
+    settings = Settings(parse_sizes(sizes), rounds, saves)
+    result = measure(settings, choose_device(int(gpu)), Path(folder) if folder else None, _say)
+    bars = {f"{row['gb']:g} GB, {name}": took for row in result["stall"] for name, took in row["stall_s"].items()}
+    written = keep(Path(out), f"checkpoint-{result['device']}", result, bars, "seconds that a save holds up training")
+    _print_table(stall_table(result), as_json)
+    _print_table(figure_table(result), as_json)
+    return _tell(result, [], written, as_json)
+
+
 def _load(words: tuple[str, ...], default: Any) -> LoadedRecipe:
     recipes, overrides = recipes_and_overrides(words)
     return load_recipe(recipes or [default], overrides)

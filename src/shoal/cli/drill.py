@@ -18,6 +18,8 @@ _DRILLS = {
     "preempt": "A Ray node is about to be taken away; on a cluster that is started for this.",
     "kill-driver": "SIGKILL to the launcher, then --resume.",
     "corrupt-checkpoint": "Ctrl-C, one bit changed in the newest checkpoint, then --resume.",
+    "kill-while-saving": "SIGKILL to a worker while a checkpoint is being written.",
+    "fill-disk": "The workers' disk takes nothing for a while; nothing may be restarted.",
 }
 
 

@@ -1,5 +1,6 @@
 """Files: written so that a crash leaves the old one or the new one, never half of one; and where they are."""
 
+import errno
 import json
 import math
 import os
@@ -7,6 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+"""What may be over in a while: a full disk, a quota, a disk or server that fails."""
 
 
 def expand_home(path: str | Path) -> Path:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from shoal.core.errors import UserError
 from shoal.core.section import one_of
-from shoal.core.storage import to_json_line
+from shoal.core.storage import NO_ROOM, to_json_line
 from shoal.observe.records import Report
 
 _REFRESH_S = 0.2
@@ -35,7 +35,8 @@ def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineC
 
 
 class _Forgiving:
-    """A stream whose reader may go away: from then on nothing is shown, and the run goes on."""
+    """A stream whose reader may go away: from then on nothing is shown, and the run goes on. If it leads to a disk that
+    is full, what is shown meanwhile is lost, and what comes after it is not."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream: TextIO | None = stream
@@ -44,16 +45,20 @@ class _Forgiving:
         if self.stream is not None:
             try:
                 return self.stream.write(text)
-            except (OSError, ValueError):
-                self.stream = None
+            except (OSError, ValueError) as error:
+                self._look_at(error)
         return len(text)
 
     def flush(self) -> None:
         if self.stream is not None:
             try:
                 self.stream.flush()
-            except (OSError, ValueError):
-                self.stream = None
+            except (OSError, ValueError) as error:
+                self._look_at(error)
+
+    def _look_at(self, error: OSError | ValueError) -> None:
+        if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+            self.stream = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream or sys.__stderr__, name)

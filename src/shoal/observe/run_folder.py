@@ -1,7 +1,6 @@
 """A run's folder: what is written there, and reading it back."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -14,11 +13,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from shoal.core.errors import UserError
-from shoal.core.storage import read_json_lines, to_json_line, write_atomically
+from shoal.core.storage import NO_ROOM, read_json_lines, to_json_line, write_atomically
 from shoal.observe.records import Report
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
-"""What may be over in a while: a full disk, a quota, a disk or server that fails."""
+_AT_ONCE = 1000
 _MOST_KEPT = 100_000
 """Lines; a disk that stays full must not take the memory too."""
 
@@ -126,8 +124,12 @@ class LineFile:
             os.close(self._descriptor)
 
     def _write(self) -> None:
-        if _append(self._descriptor, b"".join(self._kept)):
-            self._kept.clear()
+        while self._kept:  # a few at a time: on a disk that stays full there may be very many
+            few = [line for _, line in zip(range(_AT_ONCE), self._kept, strict=False)]
+            if not _append(self._descriptor, b"".join(few)):
+                return
+            for _ in few:
+                self._kept.popleft()
 
 
 def append_event(path: Path, record: Mapping[str, Any]) -> bool:
@@ -155,7 +157,7 @@ def _append(descriptor: int, content: bytes) -> bool:
         try:
             written = os.write(descriptor, content)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
             return False
         if written < len(content):
