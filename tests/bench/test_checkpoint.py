@@ -302,7 +302,9 @@ def test_everything_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage", [pytest.param(name, marks=() if name == "writing" else pytest.mark.slow) for name in STAGES]
+)
 def test_an_interruption_leaves_nothing_wherever_it_comes(stage: str, tmp_path: Path) -> None:
     def interrupt(line: str) -> None:
         assert list(tmp_path.iterdir()) != []
