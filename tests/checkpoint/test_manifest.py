@@ -63,6 +63,13 @@ def test_the_first_format_is_no_damage():
         parse_manifest(json.dumps({"format": 1, "step": 3}, indent=1).encode(), "step-3")
 
 
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".."])
+def test_a_manifest_that_names_files_elsewhere_is_refused(name):
+    content = replace(MANIFEST, files={name: FileFacts(1, "ab" * 16)}).to_bytes()
+    with pytest.raises(CorruptCheckpointError, match="which is not a file of the checkpoint"):
+        parse_manifest(content, "x")
+
+
 def test_an_info_sums_up():
     info = CheckpointInfo(Path("a/step-00000007"), replace(MANIFEST, metrics={}))
     assert (info.step, info.num_bytes, info.metrics) == (7, 42, {})

@@ -4,6 +4,7 @@ Its first line holds the hash of all that follows, so that a manifest vouches fo
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 _OPENING, _CLOSING = b'{"xxh3_128": "', b'",'
 _HEX_DIGITS = 32
+_FILE_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 class CorruptCheckpointError(Exception):
@@ -73,6 +75,10 @@ def parse_manifest(content: bytes, origin: Path | str) -> Manifest:
             f"{VERSION}, which reads up to {FORMAT}; use the newer one"
         )
     files = {name: FileFacts(**facts) for name, facts in fields.pop("files").items()}
+    for name in files:
+        # Whoever makes up a manifest can make up its hash: no file outside of the checkpoint is read or written.
+        if not _FILE_NAME.fullmatch(name):
+            raise CorruptCheckpointError(f"{MANIFEST} names {name!r}, which is not a file of the checkpoint")
     return Manifest(**fields, files=files)
 
 

@@ -23,6 +23,8 @@ from shoal.core.errors import UserError
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 _READERS = 4
+_LONGEST_HEADER = 100_000_000
+"""What safetensors itself allows."""
 
 
 def verify(info: CheckpointInfo, rank: int = 0, world_size: int = 1) -> None:
@@ -64,7 +66,9 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def _read_header(self, file_name: str) -> None:
         with (self.path / file_name).open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            if (length := int.from_bytes(file.read(8), "little")) > _LONGEST_HEADER:
+                raise ValueError(f"{file_name} begins with {length} bytes of names")
+            header = json.loads(file.read(length))
         blocks = json.loads(header.pop("__metadata__")[PLACES])
         for name, entry in header.items():
             shape = tuple(entry["shape"])

@@ -35,7 +35,7 @@ from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.shard import CancelledError, NotFiniteError, check_finite, shard_chunks, write_file
 from shoal.checkpoint.stage import Stage, Staged
 from shoal.checkpoint.upload import Uploader
-from shoal.core.errors import RunError
+from shoal.core.errors import RunError, UserError
 from shoal.core.process import Process
 from shoal.core.version import VERSION
 
@@ -323,7 +323,7 @@ class Saver:
             for old in to_delete(list_checkpoints(self.folder), self.settings, in_use):
                 if not is_being_read(old.path):
                     delete_checkpoint(old.path)
-        except OSError as error:
+        except (OSError, UserError) as error:
             self.tell("warning", {"message": f"an old checkpoint could not be deleted: {error}"})
 
 

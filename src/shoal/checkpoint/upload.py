@@ -180,7 +180,7 @@ class Uploader:
             for old in to_delete(list_remote(self.remote), self.settings):
                 self.remote.delete(f"{old.path.name}/{MANIFEST}")  # from here on it is no checkpoint
                 self.remote.delete(old.path.name)
-        except RemoteError as error:
+        except (RemoteError, UserError) as error:
             self.tell("warning", {"message": f"an old checkpoint could not be deleted: {error}"})
 
 
