@@ -7,8 +7,9 @@ import torch
 
 from shoal.checkpoint.folder import list_checkpoints
 from shoal.checkpoint.manifest import CheckpointInfo
-from shoal.checkpoint.saver import Saver, Snapshot
+from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.section import CheckpointSection
+from shoal.checkpoint.write import Snapshot
 from shoal.core.process import Process
 from tests.many import CPU
 

@@ -8,8 +8,9 @@ import torch
 from shoal.checkpoint.folder import read_info, step_name
 from shoal.checkpoint.manifest import CheckpointInfo
 from shoal.checkpoint.read import Content, read_content, verify
-from shoal.checkpoint.saver import Saver, Snapshot
+from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.section import CheckpointSection
+from shoal.checkpoint.write import Snapshot
 from shoal.core.process import Process
 
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.checkpoint import saver as module
+from shoal.checkpoint import write as module
 from shoal.checkpoint.folder import list_checkpoints, read_info
-from shoal.checkpoint.saver import Saver
+from shoal.checkpoint.saver import TROUBLE, Saver
 from shoal.checkpoint.section import CheckpointSection
 from shoal.core.errors import RunError
 from shoal.core.process import Process
@@ -140,7 +140,7 @@ def test_a_newer_state_is_saved_instead_of_one_that_fails_and_failures_in_a_row_
     assert saver.report() == {"save_failures": 1.0} and saver.trouble() is None
     wait_until(lambda: 2 in told.steps("save_failed"))
     saver.save(snapshot(3))
-    assert saver.trouble() == module.TROUBLE
+    assert saver.trouble() == TROUBLE
     assert saver.too_many_failures() == "2 saves of checkpoints failed in a row, the last one because: Not a directory"
     unwritable.unlink()
     saver.finish()
@@ -220,7 +220,7 @@ MEMORY = """
 import os, sys
 from pathlib import Path
 import torch
-from shoal.checkpoint.saver import Saver
+from shoal.checkpoint.saver import TROUBLE, Saver
 from shoal.checkpoint.section import CheckpointSection
 from tests.checkpoint.states import ALONE, snapshot
 

@@ -20,8 +20,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from shoal.bench.commands import Tell, in_turns
 from shoal.checkpoint.folder import list_checkpoints
 from shoal.checkpoint.manifest import CheckpointInfo
-from shoal.checkpoint.saver import Saver, Snapshot
+from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.section import CheckpointSection
+from shoal.checkpoint.write import Snapshot
 from shoal.core.group import Meeting, joined
 from shoal.core.process import Process
 

@@ -58,7 +58,12 @@ def commit(aside: Path, folder: Path, manifest: Manifest) -> CheckpointInfo:
     replaced = folder / f".replaced-{target.name}"
     if target.exists():  # the same step again, with an evaluation that was still to come the first time
         target.rename(replaced)
-    aside.rename(target)
+    try:
+        aside.rename(target)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
     fsync_directory(folder)
     shutil.rmtree(replaced, ignore_errors=True)
     return CheckpointInfo(target, manifest)

@@ -36,7 +36,7 @@ class Division:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._asked: list[tuple[object, ...]] | None = None
+        self._asked: Sequence[tuple[object, ...]] | None = None
         self._pieces: list[Piece] = []
 
     def pieces(self, tensors: Mapping[str, torch.Tensor], of_first: frozenset[str]) -> list[Piece]:

@@ -3,7 +3,8 @@
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from shoal.checkpoint.saver import Saver, Snapshot
+from shoal.checkpoint.saver import Saver
+from shoal.checkpoint.write import Snapshot
 from shoal.core.process import Process
 from shoal.core.rng import capture_rng
 from shoal.data.order import Order
