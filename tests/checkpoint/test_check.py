@@ -84,7 +84,7 @@ def test_no_look_at_a_live_run_finds_damage(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_no_damage(folder: Path) -> None:
-    (folder / step_name(2) / "manifest.json").write_text('{"format": 1, "step": 2}')
+    (folder / step_name(2) / "manifest.json").write_text('{"format": 1, "files": {"a": {"sha256": ""}}}')
     found = look(folder / step_name(2))
     assert found.state == "unreadable" and "format 1" in found.words
 

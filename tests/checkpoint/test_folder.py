@@ -1,8 +1,10 @@
 """What a folder of checkpoints holds, who may delete what, and what a crash leaves."""
 
 import fcntl
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +79,15 @@ def test_deleting_and_clearing_leave_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [kept.path]
 
 
+def test_what_replaces_another_is_there_after_a_crash_that_left_both(tmp_path):
+    info = save(tmp_path, 5)
+    old = tmp_path / ".replaced-step-00000005"
+    old.mkdir()
+    clear_leftovers(tmp_path)
+    check(read(info), 5)
+    assert not old.exists()
+
+
 def test_what_was_being_replaced_when_it_crashed_comes_back(tmp_path):
     info = save(tmp_path, 5)
     info.path.rename(tmp_path / ".replaced-step-00000005")
@@ -110,6 +121,57 @@ def test_one_that_is_being_read_is_not_deleted_in_whatever_process(tmp_path):
     assert not is_being_read(info.path)
     save(tmp_path, 5, keep_last=1)
     assert [found.step for found in list_checkpoints(tmp_path)] == [5]
+
+
+def test_one_that_is_deleted_while_a_reader_comes_is_gone_for_the_reader(tmp_path, monkeypatch):
+    info = save(tmp_path, 1)
+    flock = fcntl.flock
+
+    def delete_first(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        assert delete_checkpoint(info.path)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", delete_first)
+    with pytest.raises(CorruptCheckpointError, match="it is gone"), being_read(info):
+        pass
+
+
+def test_only_the_names_of_checkpoints_are_taken_for_checkpoints(tmp_path):
+    info = save(tmp_path, 4)
+    for name in ("step-99", "step-000000099", "step-x", "step-"):
+        (tmp_path / name).mkdir()
+    assert step_folders(tmp_path) == [info.path]
+
+
+def test_a_manifest_that_cannot_be_read_keeps_no_other_from_being_deleted(tmp_path):
+    save(tmp_path, 1, 2)
+    manifest = tmp_path / "step-00000001" / "manifest.json"
+    manifest.unlink()
+    manifest.symlink_to(manifest)  # too many levels of symbolic links
+    save(tmp_path, 3, 4, 5, keep_last=1)
+    assert [found.step for found in list_checkpoints(tmp_path)] == [5]
+    assert (tmp_path / "step-00000001").is_dir()
+
+
+def test_everything_is_on_the_disk_before_it_is_renamed_and_the_rename_after_it(tmp_path, monkeypatch):
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_fsync(descriptor):
+        done.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def note_rename(self, target):
+        done.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    save(tmp_path, 7)
+    before, after = done[: done.index("renamed")], done[done.index("renamed") + 1 :]
+    files = ["shard-00000.safetensors", "worker-00000.json", "state.json", "recipe.yaml", "manifest.json"]
+    assert before[:5] == files and before[5].startswith(".writing-step-00000007") and after == [tmp_path.name]
 
 
 def test_one_that_is_gone_is_told_and_file_systems_without_locks_are_borne(tmp_path, monkeypatch):

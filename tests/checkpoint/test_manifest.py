@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from shoal.checkpoint.manifest import CheckpointInfo, CorruptCheckpointError, FileFacts, Manifest, parse_manifest
 from shoal.core.errors import UserError
@@ -60,7 +61,36 @@ def test_a_newer_format_is_refused_in_words(monkeypatch):
 
 def test_the_first_format_is_no_damage():
     with pytest.raises(UserError, match=r"is in format 1, which Shoal .* no longer reads"):
-        parse_manifest(json.dumps({"format": 1, "step": 3}, indent=1).encode(), "step-3")
+        files = {"state.json": {"bytes": 3, "sha256": "ab"}}
+        parse_manifest(json.dumps({"format": 1, "step": 3, "files": files}, indent=1).encode(), "step-3")
+
+
+def with_hash(**fields: object) -> bytes:
+    """A manifest with other fields and the hash that fits them."""
+    known = json.loads(MANIFEST.to_bytes()) | fields
+    body = json.dumps({key: value for key, value in known.items() if key != "xxh3_128" and value is not None})[
+        1:
+    ].encode()
+    return b'{"xxh3_128": "' + xxhash.xxh3_128_hexdigest(body).encode() + b'",' + body
+
+
+def test_fields_of_another_kind_are_corrupt_even_if_the_hash_fits():
+    assert parse_manifest(with_hash(), "x") == MANIFEST == parse_manifest(with_hash(later="field"), "x")
+    for name, value in {
+        "files": [],
+        "step": "x",
+        "format": "x",
+        "world_size": "x",
+        "metrics": "x",
+        "time": {},
+        "versions": 3,
+    }.items():
+        with pytest.raises(CorruptCheckpointError, match=r"manifest\.json is not one"):
+            parse_manifest(with_hash(**{name: value}), "x")
+        with pytest.raises(CorruptCheckpointError, match=r"manifest\.json is not one"):
+            parse_manifest(with_hash(**{name: None}), "x")
+    with pytest.raises(CorruptCheckpointError):
+        parse_manifest(MANIFEST.to_bytes().replace(b'"format": 2', b'"format": 1'), "x")
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".."])

@@ -95,6 +95,7 @@ def test_a_division_is_found_out_again_only_if_other_tensors_are_asked_for():
         {"a": tensors["a"].view(3, 4), "b": tensors["b"]},
         {"a": tensors["a"].view(torch.int32), "b": tensors["b"]},
         {"c": tensors["a"], "b": tensors["b"]},
+        {"a": tensors["a"].as_strided((4, 3), (1, 4)), "b": tensors["b"]},
         {"a": tensors["a"]},
     ):
         found = division.pieces(changed, frozenset())

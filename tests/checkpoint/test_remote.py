@@ -58,7 +58,7 @@ def test_what_keeps_failing_is_an_error_in_words(s3: Proxy, tmp_path: Path) -> N
     remote = open_s3()
     with pytest.raises(RemoteError, match=r"^a/f could not be uploaded to s3://bucket/runs: \w+: .*"):
         remote.put(tmp_path / "f", "a/f")
-    with pytest.raises(RemoteError, match="could not be listed in"):
+    with pytest.raises(RemoteError, match=r"^s3://bucket/runs could not be listed: "):
         remote.names("")
 
 
@@ -101,6 +101,9 @@ def test_encryption_at_rest_is_asked_for(
 def test_what_cannot_be_opened_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"checkpoint\.upload_to: nonsense:// is not a kind of storage; use s3://"):
         Remote("nonsense://x", CheckpointSection())
+    for scheme in ("ftp", "http", "zip", "reference"):
+        with pytest.raises(UserError, match=rf"{scheme}:// is not a kind of storage"):
+            Remote(f"{scheme}://bucket/x", CheckpointSection())
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     with pytest.raises(UserError, match=r"gs:// needs a package that is not there; .* pip install 'shoal\[gcs\]'"):
         Remote("gs://x", CheckpointSection())

@@ -120,7 +120,7 @@ def test_on_a_full_disk_training_goes_on_and_the_save_is_made_when_there_is_room
     assert saver.trouble() is None
     filler.unlink()
     saver.finish()
-    assert told.steps("save") == [1, 2] and not list(small_disk.glob(".*"))
+    assert told.steps("save") == [1, 2] == [1, *told.steps("save_recovered")] and not list(small_disk.glob(".*"))
     check(read(read_info(small_disk / "step-00000002")), 2)
 
 
@@ -149,12 +149,14 @@ def test_a_newer_state_is_saved_instead_of_one_that_fails_and_failures_in_a_row_
 
 
 def test_a_last_save_that_fails_for_good_fails_the_run(unwritable):
-    saver = make(unwritable, give_up_after_s=0.3)
+    told = Told()
+    saver = make(unwritable, told, give_up_after_s=0.3)
     saver.save(snapshot(1))
     with pytest.raises(
         RunError, match=r"step 1 could not be written to .*: Not a directory; earlier checkpoints are unt"
     ):
         saver.finish()
+    assert ("waiting_to_save", {"step": 1, "for_s": 0.3}) in told.events
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -275,16 +277,18 @@ def test_if_one_worker_cannot_write_nobody_commits_and_all_know(ranks, tmp_path,
     assert list(folder.iterdir()) == []
 
 
-def save_other_names(process: Process, folder: Path) -> str:
+def save_others(process: Process, folder: Path, other: str) -> str:
     saver = Saver(folder, CheckpointSection(), process)
-    saver.save(snapshot(1, rank=process.rank, tensors={f"model.{process.rank}": torch.ones(3)}))
+    tensors = {f"model.{process.rank}": torch.ones(3)} if other == "name" else {"model.a": torch.ones(3 + process.rank)}
+    saver.save(snapshot(1, rank=process.rank, tensors=tensors))
     with pytest.raises(RunError) as caught:
         saver.finish()
     return str(caught.value)
 
 
-def test_workers_that_hold_different_tensors_commit_nothing(ranks, tmp_path):
-    for message in ranks(2)(save_other_names, tmp_path):
+@pytest.mark.parametrize("other", ["name", "shape"])
+def test_workers_that_hold_different_tensors_commit_nothing(ranks, tmp_path, other):
+    for message in ranks(2)(save_others, tmp_path, other):
         assert message.startswith("the workers hold different tensors")
     assert list_checkpoints(tmp_path) == []
 

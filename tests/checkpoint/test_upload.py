@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from shoal.checkpoint.folder import list_checkpoints, read_info
@@ -118,7 +119,7 @@ def test_a_store_that_fails_is_told_and_asked_again(s3: Proxy, folder: Path, tmp
     assert [info.step for info in list_checkpoints(folder)] == [1], "it is here meanwhile"
     s3.draw = lambda: "ok"
     saver.finish()
-    assert told.steps("upload") == [1] and saver.report() == {}
+    assert told.steps("upload") == [1] == told.steps("upload_recovered") and saver.report() == {}
     check_there(Remote("s3://bucket/run/checkpoints", CheckpointSection()), 1, tmp_path / "scratch")
 
 
@@ -169,6 +170,41 @@ def test_where_others_go_on_at_once_nobody_waits_for_uploads(folder, store, held
     held.set()
     saver.finish()
     assert told.steps("upload") == [1]
+
+
+def test_a_newer_one_of_a_past_that_was_given_up_does_not_cost_the_present_one(folder, store, there):
+    saver = make(folder, Told(), store, keep_last=1)
+    saver.save(snapshot(9000))
+    saver.finish()
+    shutil.rmtree(folder)
+    saver = make(folder, Told(), store, keep_last=1)
+    for step in (1, 2):
+        saver.save(snapshot(step))
+        saver.finish()
+    assert [info.step for info in list_remote(there)] == [2, 9000]
+
+
+def test_what_was_not_uploaded_when_a_run_ended_is_when_it_goes_on(folder, store, there, tmp_path):
+    Saver(folder, CheckpointSection(), ALONE).save(snapshot(4))
+    told = Told()
+    saver = make(folder, told, store)
+    wait_until(lambda: list_checkpoints(folder))
+    for _ in range(2):
+        saver.uploader.add_if_missing(4)
+        saver.finish()
+    assert told.steps("upload") == [4]
+    check_there(there, 4, tmp_path / "scratch")
+
+
+def test_parts_of_large_files_that_a_kill_left_in_s3_are_given_back(s3, s3_port, folder):
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}")
+    for key in ("run/checkpoints/step-00000001/shard-00000.safetensors", "other/x"):
+        client.create_multipart_upload(Bucket="bucket", Key=key)
+    saver = make(folder, Told(), "s3://bucket")
+    saver.save(snapshot(2))
+    saver.finish()
+    left = client.list_multipart_uploads(Bucket="bucket").get("Uploads", [])
+    assert [upload["Key"] for upload in left] == ["other/x"], "those of others are theirs"
 
 
 def test_a_manifest_that_is_cut_or_of_another_step_is_no_checkpoint(folder, store, there):

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 from safetensors.torch import load_file
 
-from shoal.checkpoint.folder import being_read, read_info
+from shoal.checkpoint.folder import being_read, list_checkpoints, read_info
 from shoal.cli.main import run
 from shoal.core.weights import weights_sha256
 from tests.tiny import tiny_run
@@ -269,6 +269,16 @@ def test_prune_deletes_no_older_one_unless_the_newest_is_whole(copy: Path, capfd
         out = capfd.readouterr().out
         assert f"deleted no checkpoint: step 12, the newest, is corrupt: {name}" in out
         assert everything(copy) == before
+
+
+def test_prune_deletes_the_damaged_newest_if_told_and_another_is_whole(copy: Path, capfd: Capture) -> None:
+    flip_a_bit(copy / "step-00000012" / "shard-00000.safetensors")
+    assert run(["checkpoints", "prune", "tiny", "--keep-last", "1", "--corrupt"]) == 0
+    assert not (copy / "step-00000012").exists() and [info.step for info in list_checkpoints(copy)] == [9]
+    for path in copy.glob("step-*/manifest.json"):
+        path.unlink()
+    assert run(["checkpoints", "prune", "tiny", "--corrupt"]) == 1
+    assert "deleted no checkpoint: step 9, the newest, is corrupt: manifest.json is missing" in capfd.readouterr().out
 
 
 def test_prune_leaves_what_is_being_read(copy: Path, capfd: Capture) -> None:

@@ -34,6 +34,21 @@ def test_a_run_goes_on_where_nothing_is_left_of_it_but_the_store(here: Path) -> 
     assert prepared.finished is not None, "and now that there is a folder, it is that run"
 
 
+def test_a_recipe_in_the_store_that_has_changed_is_not_used(here: Path) -> None:
+    begin(here, "runs/mine", stop_at=12, **{"checkpoint.upload_to": f"file://{here}/store"})
+    shutil.rmtree("runs")
+    folder = here / "store" / "mine" / "checkpoints"
+    newest, before = folder / "step-00000012" / "recipe.yaml", folder / "step-00000010" / "recipe.yaml"
+    newest.write_bytes(newest.read_bytes().replace(b"seed: 0", b"seed: 7"))
+    prepared = prepare(resume=f"file://{here}/store/mine")
+    assert prepared.loaded.recipe.train.seed == 0 and before.read_text() == Path("runs/mine/recipe.yaml").read_text()
+    shutil.rmtree("runs")
+    before.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="there is no checkpoint whose recipe is whole in"):
+        prepare(resume=f"file://{here}/store/mine")
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [

@@ -167,7 +167,7 @@ def test_rank_0_killed_whatever_it_is_writing_costs_nothing(
     def kill_at_the_next(name: str, fields: dict[str, Any]) -> None:
         """At the first thing that it writes, then at the second after the next start, and so on to the first save."""
         nonlocal written
-        if name == "print" and fields["line"].startswith("writing"):
+        if name == "print" and fields["rank"] == 0 and fields["line"].startswith("writing"):
             pid = int(fields["line"].split()[1])
             written += 1
             if written == len(killed) + 1 and pid not in killed:
@@ -329,7 +329,8 @@ def test_no_restart_is_made_where_none_is_borne(own: Callable[..., Run]) -> None
 
 def test_progress_starts_the_budget_anew(own: Callable[..., Run]) -> None:
     """It dies in every second step, but each time after a new checkpoint."""
-    run = own("if rank == 0 and step == 2: os._exit(9)", **{"failures.max_restarts": 1, "checkpoint.every_steps": 1})
+    line = "if rank == 0 and step == 2: __import__('time').sleep(0.5); os._exit(9)"  # when the first is written
+    run = own(line, **{"failures.max_restarts": 1, "checkpoint.every_steps": 1})
     summary = run()
     assert summary["status"] == "done" and summary["step"] == 8 and summary["restarts"] == 7
 
@@ -387,11 +388,12 @@ def test_a_signal_to_every_process_saves_and_ends_the_run(digits: Callable[..., 
     assert run.watch.names().count("start") == 1
 
 
-def test_a_full_disk_is_told_in_words(own: Callable[..., Run]) -> None:
+def test_a_disk_that_stays_full_is_told_in_words(own: Callable[..., Run]) -> None:
     line = "import resource; rank == 0 and step == 3 and resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
-    run = own(line, **{"checkpoint.every_steps": 4})
-    with pytest.raises(RunError, match=r"run cannot be written: File too large; make room, then resume the run$"):
+    run = own(line, **{"checkpoint.every_steps": 4, "checkpoint.give_up_after_s": 0.5})
+    with pytest.raises(RunError, match=r"step 8 could not be written to .*: worker 0: File too large; earlier"):
         run()
+    assert {event["message"] for event in run.events("save_failed")} == {"worker 0: File too large"}
     assert run.watch.names()[-1] == "failed"
 
 

@@ -25,7 +25,7 @@ from shoal.parallel.build import build_unit
 from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.parallel.unit import StepSettings, TrainUnit
 from shoal.train.restore import restore_newest
-from shoal.train.save import Checkpoints
+from shoal.train.save import Checkpoints, take_snapshot
 from shoal.train.state import Identity, TrainState
 from tests.many import CPU, Ranks
 
@@ -157,6 +157,16 @@ def test_what_keeps_the_first_from_resuming_is_told_by_all(ranks: MakeRanks, tmp
     messages = ranks(2)(refusal, [tmp_path])
     assert messages[0] == messages[1] and messages[0].startswith("--resume: none of the checkpoints in")
     assert (tmp_path / "step-00000003").is_dir(), "nothing is touched"
+
+
+def test_weights_and_moments_must_be_finite_and_buffers_need_not() -> None:
+    unit = unit_of(ALONE, seed=1)
+    unit.model(torch.ones(4, 2)).sum().backward()
+    unit.optimizer_step(0.1)
+    taken = take_snapshot(unit, TrainState(), ALONE, IDENTITY, Order(9, 3, 0))
+    assert taken.finite == taken.tensors.keys() - taken.of_first
+    assert {"optim.0.weight.exp_avg", "model.0.weight"} <= taken.finite
+    assert taken.of_first == {"model.1.running_mean", "model.1.running_var", "model.1.num_batches_tracked"}
 
 
 def test_a_run_without_checkpoints_begins_anew(tmp_path: Path) -> None:

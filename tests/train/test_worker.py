@@ -347,7 +347,7 @@ def test_a_disk_that_stays_full_fails_the_run_only_at_its_end_and_in_words(here,
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=here, env=without_coverage, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "step 400 could not be saved (File too large); training goes on, and it is tried again" in result.stderr
+    assert "step 400 could not be saved (File too large); it is tried again" in result.stderr
     assert "error: the checkpoint of step 400 could not be written to r/checkpoints: File too large" in result.stderr
     assert "Traceback" not in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["status"] == "failed"

@@ -28,6 +28,7 @@ from shoal.core.storage import fsync_directory
 from shoal.core.version import VERSION
 
 SUFFIX = ".safetensors"
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 INDEX = f"model{SUFFIX}.index.json"
 LOADER = "load.py"
 PREFIX = "model."
@@ -147,6 +148,8 @@ def _target(info: CheckpointInfo, request: Request, num_shards: int) -> Path:
 
 def check_target(target: Path, force: bool) -> None:
     """Refuse to write where something is, unless it is an earlier export and may go."""
+    if target.suffix in PICKLES:
+        raise UserError(f"-o: {target} is the name of a pickle, and this writes {SUFFIX} files; end it so")
     if not target.parent.is_dir():
         raise UserError(f"-o: the folder {target.parent} does not exist; make it first")
     loader = target.with_name(f"{target.stem}.{LOADER}") if target.suffix == SUFFIX else target

@@ -72,7 +72,7 @@ def commit(aside: Path, folder: Path, manifest: Manifest) -> CheckpointInfo:
 def step_folders(folder: Path) -> list[Path]:
     """Everything that has the name of a checkpoint, oldest first."""
     found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return sorted(found, key=step_of)
+    return sorted((path for path in found if path.name == step_name(step_of(path))), key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -94,10 +94,10 @@ def read_info(path: Path) -> CheckpointInfo:
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
-    """The checkpoints of a run whose manifest is whole, oldest first. Reads nothing but manifests."""
+    """The checkpoints of a run whose manifest can be read and is whole, oldest first. Reads nothing but manifests."""
     found = []
     for path in step_folders(folder):
-        with contextlib.suppress(CorruptCheckpointError):  # told of when a run is resumed
+        with contextlib.suppress(CorruptCheckpointError, UserError):  # told of when they are verified, or resumed from
             found.append(read_info(path))
     return found
 
@@ -105,13 +105,17 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
 @contextlib.contextmanager
 def being_read(info: CheckpointInfo) -> Iterator[None]:
     """Keep retention, in whatever process, from deleting a checkpoint while it is read."""
+    path = info.path / MANIFEST
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context((info.path / MANIFEST).open("rb"))
-        except FileNotFoundError as error:
-            raise CorruptCheckpointError("it is gone: the run has deleted it meanwhile") from error
-        with _where_there_are_locks():
-            fcntl.flock(file, fcntl.LOCK_SH)
+            file = stack.enter_context(path.open("rb"))
+            with _where_there_are_locks():
+                fcntl.flock(file, fcntl.LOCK_SH)
+            is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:  # whoever deletes holds the lock for as long as it takes to rename
+            raise CorruptCheckpointError("it is gone: the run has deleted it meanwhile")
         yield
 
 
@@ -147,12 +151,22 @@ def set_aside(path: Path) -> Path:
     return target
 
 
-def delete_checkpoint(path: Path) -> None:
-    """Remove a checkpoint; renamed first, so that a crash in between leaves no half of one."""
+def delete_checkpoint(path: Path) -> bool:
+    """Remove a checkpoint, unless somebody reads it; renamed first, so that a crash leaves no half of one."""
     doomed = path.with_name(f".deleting-{path.name}")
     shutil.rmtree(doomed, ignore_errors=True)
-    path.rename(doomed)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context((path / MANIFEST).open("r+b"))
+            with _where_there_are_locks():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except FileNotFoundError:
+            pass  # nothing that could be read
+        path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+    return True
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -68,25 +68,46 @@ def parse_manifest(content: bytes, origin: Path | str) -> Manifest:
     if not is_whole:
         _refuse_first_format(content, origin)
         raise CorruptCheckpointError(f"{MANIFEST} is not what was written (its hash differs)")
-    fields = json.loads(b"{" + body)
-    if (version := fields.pop("format")) > FORMAT:
-        raise UserError(
-            f"{origin} was written by Shoal {fields['versions']['shoal']} in format {version}, and this is Shoal "
-            f"{VERSION}, which reads up to {FORMAT}; use the newer one"
-        )
-    files = {name: FileFacts(**facts) for name, facts in fields.pop("files").items()}
+    try:
+        fields = json.loads(b"{" + body)
+        if (version := int(fields["format"])) > FORMAT:
+            raise UserError(
+                f"{origin} was written by Shoal {fields['versions']['shoal']} in format {version}, and this is Shoal "
+                f"{VERSION}, which reads up to {FORMAT}; use the newer one"
+            )
+        return _manifest_of(fields)
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{MANIFEST} is not one: {type(error).__name__}: {error}") from error
+
+
+def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
+    """What the fields say, each of its type: whoever makes up a manifest can make up its hash."""
+    files = {
+        str(name): FileFacts(int(facts["num_bytes"]), str(facts["xxh3_128"])) for name, facts in fields["files"].items()
+    }
     for name in files:
-        # Whoever makes up a manifest can make up its hash: no file outside of the checkpoint is read or written.
         if not _FILE_NAME.fullmatch(name):
             raise CorruptCheckpointError(f"{MANIFEST} names {name!r}, which is not a file of the checkpoint")
-    return Manifest(**fields, files=files)
+    return Manifest(
+        step=int(fields["step"]),
+        epoch=int(fields["epoch"]),
+        metrics={str(name): float(value) for name, value in fields["metrics"].items()},
+        time=float(fields["time"]),
+        world_size=int(fields["world_size"]),
+        strategy=str(fields["strategy"]),
+        files=files,
+        versions={str(name): str(version) for name, version in fields["versions"].items()},
+    )
 
 
 def _refuse_first_format(content: bytes, origin: Path | str) -> None:
     """Shoal's first checkpoints had another form, and are no damage."""
     try:
-        is_first_format = json.loads(content)["format"] == 1
-    except (ValueError, KeyError, TypeError):
+        fields = json.loads(content)
+        is_first_format = fields["format"] == 1 and "sha256" in next(iter(fields["files"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
         return
     if is_first_format:
         raise UserError(

@@ -42,7 +42,9 @@ class Division:
     def pieces(self, tensors: Mapping[str, torch.Tensor], of_first: frozenset[str]) -> list[Piece]:
         """The same list as before, where nothing but numbers has changed."""
         # The pieces hold on to the memory of their tensors, so another tensor cannot be where one of them was.
-        asked = [(name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in tensors.items()]
+        asked = [
+            (name, t.data_ptr(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()) for name, t in tensors.items()
+        ]
         if asked != self._asked or any(map(_is_distributed, tensors.values())):
             self._pieces = pieces_to_write(tensors, of_first, self.rank, self.world_size)
             self._asked = asked

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.check import look
+from shoal.checkpoint.check import CORRUPT, look
 from shoal.checkpoint.folder import clear_leftovers, delete_checkpoint, is_being_read, list_checkpoints, step_folders
 from shoal.checkpoint.retention import to_delete
 from shoal.checkpoint.section import CheckpointSection
@@ -57,10 +57,12 @@ def prune(folder: Path, policy: CheckpointSection, *, dry_run: bool = False, wit
         folder: Of the run's checkpoints.
         policy: What to keep.
         dry_run: Delete nothing, and say what would be.
-        with_corrupt: Also what was found corrupt and set aside when the run was resumed.
+        with_corrupt: Also what is corrupt: set aside when the run was resumed, or newer than one that is whole.
     """
     pruned = Pruned()
-    rubbish = _leftovers(folder) + (sorted(folder.glob("corrupt-step-*")) if with_corrupt else [])
+    rubbish = _leftovers(folder)
+    if with_corrupt:
+        rubbish += [*sorted(folder.glob("corrupt-step-*")), *_corrupt_ones(folder)]
     pruned.removed += [Removed(path, _size(path)) for path in rubbish]
     if not dry_run:
         clear_leftovers(folder)
@@ -70,7 +72,7 @@ def prune(folder: Path, policy: CheckpointSection, *, dry_run: bool = False, wit
     doomed = to_delete(found, policy)
     pruned.being_read = [info.step for info in doomed if is_being_read(info.path)]
     doomed = [info for info in doomed if info.step not in pruned.being_read]
-    if doomed and not (newest := look(step_folders(folder)[-1])).is_whole:
+    if (doomed or not found) and (there := step_folders(folder)) and not (newest := look(there[-1])).is_whole:
         pruned.problem = f"step {newest.step}, the newest, is {newest.state}: {newest.words}"
         doomed = []
     for info in doomed:
@@ -80,6 +82,17 @@ def prune(folder: Path, policy: CheckpointSection, *, dry_run: bool = False, wit
     gone = {info.step for info in doomed}
     pruned.kept = [info.step for info in found if info.step not in gone]
     return pruned
+
+
+def _corrupt_ones(folder: Path) -> list[Path]:
+    """Checkpoints that are corrupt and newer than one that is whole: none, where there is none."""
+    found: list[Path] = []
+    for path in reversed(step_folders(folder)):
+        if (looked := look(path)).is_whole:
+            return found
+        if looked.state == CORRUPT:
+            found.append(path)
+    return []
 
 
 def _leftovers(folder: Path) -> list[Path]:

@@ -58,13 +58,18 @@ class Tensors(Mapping[str, torch.Tensor]):
         try:
             for rank in range(info.manifest.world_size):
                 self._read_header(shard_name(rank))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            not_whole = next((name for name in self.places if not self._is_whole(name)), None)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             raise CorruptCheckpointError(f"a shard cannot be read: {type(error).__name__}: {error}") from error
-        for name, places in self.places.items():
-            if sum(math.prod(place.shape) for place in places) != math.prod(self.shapes[name]):
-                raise CorruptCheckpointError(f"{name} is not whole: a part of it is in no file")
+        if not_whole is not None:
+            raise CorruptCheckpointError(f"{not_whole} is not whole: a part of it is in no file")
+
+    def _is_whole(self, name: str) -> bool:
+        return sum(math.prod(place.shape) for place in self.places[name]) == math.prod(self.shapes[name])
 
     def _read_header(self, file_name: str) -> None:
+        with safe_open(self.path / file_name, framework="pt"):  # which looks whether everything is inside the file
+            pass
         with (self.path / file_name).open("rb") as file:
             if (length := int.from_bytes(file.read(8), "little")) > _LONGEST_HEADER:
                 raise ValueError(f"{file_name} begins with {length} bytes of names")
@@ -124,6 +129,11 @@ class Content:
 
 def read_content(info: CheckpointInfo) -> Content:
     """A checkpoint that has been verified."""
+    expected = {"state.json", "recipe.yaml"}
+    expected |= {name(rank) for name in (shard_name, worker_name) for rank in range(info.manifest.world_size)}
+    if expected != info.manifest.files.keys():
+        wrong = ", ".join(sorted(expected ^ info.manifest.files.keys())[:5])
+        raise CorruptCheckpointError(f"its files are not those of {info.manifest.world_size} workers: {wrong}")
     try:
         values = _read_json(info.path / "state.json")
         workers = [_read_json(info.path / worker_name(rank)) for rank in range(info.manifest.world_size)]
@@ -133,4 +143,7 @@ def read_content(info: CheckpointInfo) -> Content:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise ValueError(f"{path.name} holds no names")
+    return values

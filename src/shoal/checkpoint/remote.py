@@ -13,6 +13,7 @@ from shoal.core.errors import UserError
 T = TypeVar("T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _PROBE = ".writable"
+_MOST_WORDS = 120
 _TRIES = 4
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 8.0
 
@@ -77,7 +78,7 @@ class Remote:
                 return []
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
-        return self._trying(f"{folder} could not be listed in {self.url}", names)
+        return self._trying(f"{self._address(folder)} could not be listed", names)
 
     def delete(self, name: str) -> None:
         """Remove a file, or a folder with all that is in it; nothing happens if there is none."""
@@ -89,7 +90,24 @@ class Remote:
             except FileNotFoundError:
                 return
 
-        self._trying(f"{name} could not be deleted from {self.url}", delete)
+        self._trying(f"{self._address(name)} could not be deleted", delete)
+
+    def abort_unfinished(self) -> None:
+        """Have S3 forget the parts of large files whose uploads never ended: nobody sees them, and they cost money."""
+        if not hasattr(self._fs, "call_s3"):
+            return
+        bucket, _, prefix = self._root.partition("/")
+
+        def abort() -> None:
+            found = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/")
+            for upload in found.get("Uploads", []):
+                which = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                self._fs.call_s3("abort_multipart_upload", **which)
+
+        self._trying(f"unfinished uploads could not be ended in {self.url}", abort)
+
+    def _address(self, name: str) -> str:
+        return f"{self.url}/{name}".rstrip("/")
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -116,6 +134,7 @@ class Remote:
 def _in_words(error: Exception) -> str:
     """The first line, with the kind of error where that says more than nothing."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    first = first if len(first) <= _MOST_WORDS else f"{first[:_MOST_WORDS]}..."
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
@@ -123,15 +142,17 @@ def _open(url: str, settings: CheckpointSection) -> tuple[Any, str]:
     import fsspec
 
     scheme = url.partition("://")[0]
+    if scheme not in (*_EXTRAS, "file"):
+        known = ", ".join(f"{name}://" for name in ("s3", "gs", "az", "file"))
+        raise UserError(f"checkpoint.upload_to: {scheme}:// is not a kind of storage; use {known}")
     try:
         fs, root = fsspec.core.url_to_fs(url, **_options(scheme, settings))
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
-        remedy = f"install it with pip install 'shoal[{extra}]'" if extra else f"install it ({error})"
+        remedy = f"install it with pip install 'shoal[{extra}]'"
         raise UserError(f"checkpoint.upload_to: {scheme}:// needs a package that is not there; {remedy}") from error
-    except ValueError as error:
-        known = ", ".join(f"{name}://" for name in ("s3", "gs", "az", "file"))
-        raise UserError(f"checkpoint.upload_to: {scheme}:// is not a kind of storage; use {known}") from error
+    except Exception as error:
+        raise UserError(f"checkpoint.upload_to: {url} cannot be used: {_in_words(error)}") from error
     if hasattr(fs, "retries"):
         fs.retries = 1  # whatever goes wrong is tried again here, for every store alike
     return fs, str(root).rstrip("/")

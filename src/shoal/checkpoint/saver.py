@@ -5,6 +5,7 @@ goes wrong is told, tried again and, if it stays wrong, ends the run; a checkpoi
 """
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ TROUBLE = "checkpoint_failures"
 """Why a run is stopped whose checkpoints can no longer be kept."""
 _LONGEST_DELAY_S = 30.0
 _LOOK_EVERY_S = 0.2
+_PATIENCE_S = 0.5
+"""How long a last save may take before people are told what is waited for, if it has failed until then."""
 
 
 @dataclass
@@ -114,7 +117,10 @@ class Saver:
     def finish(self, with_uploads: bool = True) -> None:
         """Wait until everything is saved and uploaded; `RunError` if the last save has failed for good."""
         if (flight := self._flight) is not None:
-            self._wait(flight, self.settings.give_up_after_s)
+            self._wait(flight, at_most_s=_PATIENCE_S)
+            if not flight.is_over and flight.outcome == FAILED:
+                self.tell("waiting_to_save", {"step": flight.snapshot.step, "for_s": self.settings.give_up_after_s})
+            self._wait(flight, give_up_after_s=self.settings.give_up_after_s)
             self._take_in()
             if flight.outcome == FAILED:
                 raise RunError(
@@ -170,10 +176,10 @@ class Saver:
         self._wait(flight)
         self._take_in()
 
-    def _wait(self, flight: _Flight, give_up_after_s: float | None = None) -> None:
+    def _wait(self, flight: _Flight, at_most_s: float = math.inf, give_up_after_s: float | None = None) -> None:
         began = time.monotonic()
         assert flight.thread is not None
-        while not flight.is_over:
+        while not flight.is_over and time.monotonic() - began < at_most_s:
             flight.thread.join(_LOOK_EVERY_S)
             self.alive()
             if give_up_after_s is not None and time.monotonic() - began > give_up_after_s:
@@ -201,6 +207,7 @@ class Saver:
 
     def _carry_out(self, flight: _Flight) -> None:
         try:
+            failed = self._failures > 0
             for attempt in itertools.count():
                 flight.outcome, flight.message = self._writer.write(
                     flight.snapshot, flight.staged, lambda: not flight.cancelled.is_set(), flight.stall_s
@@ -208,9 +215,12 @@ class Saver:
                 if flight.outcome != FAILED:
                     break
                 self.tell("save_failed", {"step": flight.snapshot.step, "message": flight.message})
+                failed = True
                 flight.give_up.wait(min(2.0**attempt, _LONGEST_DELAY_S))
                 if any(self.group.gather(flight.give_up.is_set())):
                     break
+            if flight.outcome == SAVED and failed:
+                self.tell("save_recovered", {"step": flight.snapshot.step})
             if flight.outcome == SUPERSEDED:
                 self.tell("save_superseded", {"step": flight.snapshot.step})
             if flight.outcome == SAVED and self.uploader is not None:

@@ -67,6 +67,8 @@ class Uploader:
         self._present: int | None = None
         self._changed = threading.Condition()
         self._gives_up = False
+        self._may_be_unfinished = True
+        """An upload of an earlier start of the run may have been cut off in the middle of a file."""
         self.error: BaseException | None = None
         """What nobody has foreseen."""
         self._thread: threading.Thread | None = None
@@ -80,6 +82,18 @@ class Uploader:
                 self._thread = threading.Thread(target=self._carry_on, name="upload", daemon=True)
                 self._thread.start()
 
+    def add_if_missing(self, step: int) -> None:
+        """Upload a checkpoint that a run goes on from, if an earlier end of the run came before it was there."""
+
+        def is_missing() -> bool:
+            try:
+                return step not in [info.step for info in list_remote(self.remote)]
+            except (RemoteError, UserError):
+                return True  # told of when it is tried
+
+        if self.process.group.from_first(is_missing() if self.process.is_first else False):
+            self.add(step)
+
     def in_use(self) -> set[int]:
         """Steps that must not be deleted: the one on its way, and those that may be next."""
         with self._changed:
@@ -87,13 +101,16 @@ class Uploader:
             return {*self._waiting[-2:], *(() if self._present is None else (self._present,))}
 
     def finish(self, alive: Callable[[], object]) -> None:
-        """Wait until the newest checkpoint is there, or could not be brought there for too long."""
+        """Wait until the newest checkpoint is there, or could not be brought there for too long.
+
+        `alive` is asked again and again; if it gives a reason to stop, what fails is not tried again.
+        """
         began = time.monotonic()
         with self._changed:
             while self._is_busy() and self.error is None:
                 self._changed.wait(_LOOK_EVERY_S)
-                self._gives_up = time.monotonic() - began > self.settings.give_up_after_s
-                alive()
+                # Whoever stops the run does not want to wait: the checkpoint is in the run's folder.
+                self._gives_up = bool(alive()) or time.monotonic() - began > self.settings.give_up_after_s
         if self.error is not None:
             raise self.error
         if self.failures:
@@ -130,6 +147,8 @@ class Uploader:
 
     def _note(self, step: int, message: str) -> None:
         """Tell what became of an upload; after a failure, wait before the next."""
+        if self.failures and not message:
+            self.tell("upload_recovered", {"step": step})
         with self._changed:
             self.failures, self.last_failure = (self.failures + 1, message) if message else (0, "")
             if message and not self._waiting:
@@ -167,6 +186,12 @@ class Uploader:
 
     def _clear(self, present: str) -> None:
         """Remove what earlier uploads left without an end: what has no manifest there is no checkpoint."""
+        if self._may_be_unfinished or self.failures:
+            self._may_be_unfinished = False
+            try:
+                self.remote.abort_unfinished()
+            except RemoteError as error:  # not everybody may: it costs money, and nothing else
+                self.tell("warning", {"message": str(error)})
         self.remote.delete(f"{present}/{MANIFEST}")
         for name in self.remote.names(""):
             if name != present and name.startswith("step-") and MANIFEST not in self.remote.names(name):
@@ -177,7 +202,9 @@ class Uploader:
         facts = {"to": f"{self.remote.url}/{path.name}", "seconds": round(time.monotonic() - began, 3)}
         self.tell("upload", {"step": step_of(path), **facts})
         try:
-            for old in to_delete(list_remote(self.remote), self.settings):
+            # Newer ones than this are of a past that was given up, and count for nothing.
+            known = [info for info in list_remote(self.remote) if info.step <= step_of(path)]
+            for old in to_delete(known, self.settings, in_use=[step_of(path)]):
                 self.remote.delete(f"{old.path.name}/{MANIFEST}")  # from here on it is no checkpoint
                 self.remote.delete(old.path.name)
         except (RemoteError, UserError) as error:
@@ -204,8 +231,12 @@ def fetch(remote: Remote, info: CheckpointInfo, folder: Path) -> Path:
     aside = folder_to_write(folder, info.step, "fetched")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    for name in (*info.manifest.files, MANIFEST):
-        remote.get(f"{info.path.name}/{name}", aside / name)
+    try:
+        for name in (*info.manifest.files, MANIFEST):
+            remote.get(f"{info.path.name}/{name}", aside / name)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     target = folder / step_name(info.step)
     aside.rename(target)
     fsync_directory(folder)

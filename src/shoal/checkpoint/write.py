@@ -20,7 +20,6 @@ from shoal.checkpoint.folder import (
     commit,
     delete_checkpoint,
     folder_to_write,
-    is_being_read,
     list_checkpoints,
     shard_name,
     step_name,
@@ -31,7 +30,7 @@ from shoal.checkpoint.retention import to_delete
 from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.shard import CancelledError, NotFiniteError, check_finite, shard_chunks, write_file
 from shoal.checkpoint.stage import Staged
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import RunError
 from shoal.core.group import Group
 from shoal.core.process import Process
 from shoal.core.version import VERSION
@@ -166,9 +165,8 @@ class Writer:
         """Delete what need not be kept, unless somebody reads it just now."""
         try:
             for old in to_delete(list_checkpoints(self.folder), self.settings, self.in_use()):
-                if not is_being_read(old.path):
-                    delete_checkpoint(old.path)
-        except (OSError, UserError) as error:
+                delete_checkpoint(old.path)  # unless somebody reads it: then with the next save
+        except OSError as error:
             self.tell("warning", {"message": f"an old checkpoint could not be deleted: {error}"})
 
 

@@ -189,7 +189,7 @@ def _account(pruned: "Pruned", dry_run: bool) -> list[str]:
     lines = [f"{verb} {removed.path}  {_in_units(removed.num_bytes)}" for removed in pruned.removed]
     lines += [f"left step {step}: it is being read" for step in pruned.being_read]
     if pruned.problem is not None:
-        lines.append(f"deleted no checkpoint: {pruned.problem}; a run that is resumed sets it aside")
+        lines.append(f"deleted no checkpoint: {pruned.problem}; --corrupt deletes it if another is whole")
     kept = ", ".join(f"{step:,}" for step in pruned.kept) or "none"
     return [*lines, f"{_in_units(pruned.num_bytes)} {freed}; kept: {kept}"]
 

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import xxhash
+
+from shoal.checkpoint.manifest import CheckpointInfo, FileFacts
 from shoal.checkpoint.remote import Remote, RemoteError
 from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.upload import list_remote
@@ -21,11 +24,21 @@ def folder_for(address: str, root: Path = Path("runs")) -> tuple[Path, str]:
     remote = Remote(f"{upload_to}/{name}/checkpoints", CheckpointSection())
     try:
         found = list_remote(remote)
-        recipe = remote.read(f"{found[-1].path.name}/recipe.yaml") if found else None
+        recipe = next(filter(None, (_recipe_of(info, remote) for info in reversed(found))), None)
     except RemoteError as error:
         raise UserError(f"--resume: {error}") from error
     if recipe is None:
-        raise UserError(f"--resume: there is no checkpoint in {remote.url}; give the folder of a run that was uploaded")
+        what = "no checkpoint whose recipe is whole" if found else "no checkpoint"
+        raise UserError(f"--resume: there is {what} in {remote.url}; give the folder of a run that was uploaded")
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "recipe.yaml", recipe.decode())
+    write_atomically(folder / "recipe.yaml", recipe)
     return folder, upload_to
+
+
+def _recipe_of(info: CheckpointInfo, remote: Remote) -> str | None:
+    """The recipe of a checkpoint in the store, if it is what was written."""
+    content = remote.read(f"{info.path.name}/recipe.yaml") or b""
+    facts = info.manifest.files.get("recipe.yaml")
+    if facts != FileFacts(len(content), xxhash.xxh3_128_hexdigest(content)):
+        return None
+    return content.decode(errors="replace")

@@ -115,9 +115,15 @@ _WORDS = {
     "initial_weights": "{words}",
     "checkpoint_rejected": "checkpoint of step {step} is corrupt and set aside: {reason}",
     "fetched": "step {step} comes from {from}",
-    "save_failed": "step {step} could not be saved ({message}); training goes on, and it is tried again",
+    "save_failed": "step {step} could not be saved ({message}); it is tried again",
+    "save_recovered": "step {step} is saved: the disk takes checkpoints again",
+    "waiting_to_save": (
+        "waiting up to {for_s:g} s until step {step} can be saved (checkpoint.give_up_after_s): make room, "
+        "or press Ctrl-C twice to end without it"
+    ),
     "save_superseded": "step {step} was not saved in time: a newer one takes its place",
-    "upload_failed": "step {step} is not uploaded yet: {message}; training goes on, and it is tried again",
+    "upload_failed": "step {step} is not uploaded yet, and stays in the run's folder until it is: {message}",
+    "upload_recovered": "step {step} is uploaded: the store takes checkpoints again",
     "warning": "warning: {message}",
     "early_stop": "stopping early at step {step}: {metric} has not improved on {best:.4f}",
     "print": "[rank {rank}] {line}",

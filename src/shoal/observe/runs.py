@@ -48,6 +48,8 @@ class Run:
 
 def find_run(name: str, root: Path = Path("runs")) -> Path:
     """The folder of a run given by path or by name under `root`; a unique beginning of the name is enough."""
+    if "://" in name:
+        raise UserError(f"run {name!r}: is in a store, which only shoal train --resume looks into; give a folder")
     for path in (expand_home(name), root / name):
         if (path / "recipe.yaml").is_file():
             if (above := path.resolve().parent).name == "checkpoints":

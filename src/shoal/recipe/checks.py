@@ -134,13 +134,15 @@ def _metric_problems(recipe: Recipe) -> Found:
 
 def _upload_problems(recipe: Recipe) -> Found:
     checkpoint = recipe.checkpoint
-    if checkpoint.encryption is not None and not (checkpoint.upload_to or "").startswith(("s3://", "s3a://")):
-        yield (
-            ("checkpoint", "encryption"),
-            f"{checkpoint.encryption} is for checkpoint.upload_to s3://..., but that is {checkpoint.upload_to}",
-        )
+    upload_to = checkpoint.upload_to or "not set"
+    if checkpoint.encryption is not None and not upload_to.startswith(("s3://", "s3a://")):
+        what = f"{checkpoint.encryption} is for checkpoint.upload_to s3://..., but that is {upload_to}"
+        yield ("checkpoint", "encryption"), what
     if checkpoint.kms_key is not None and not (checkpoint.encryption or "").startswith("aws:kms"):
-        yield ("checkpoint", "kms_key"), f"is for checkpoint.encryption aws:kms, but that is {checkpoint.encryption}"
+        yield (
+            ("checkpoint", "kms_key"),
+            f"is for checkpoint.encryption aws:kms, but that is {checkpoint.encryption or 'not set'}",
+        )
 
 
 def _cluster_problems(recipe: Recipe) -> Found:

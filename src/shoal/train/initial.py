@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from shoal.checkpoint.check import is_checkpoint, look_at_whole, newest_whole
-from shoal.checkpoint.export import PREFIX, SUFFIX
+from shoal.checkpoint.export import PICKLES, PREFIX, SUFFIX
 from shoal.checkpoint.folder import being_read, read_info, step_folders
 from shoal.checkpoint.manifest import CorruptCheckpointError
 from shoal.checkpoint.read import Tensors
@@ -30,7 +30,6 @@ from shoal.recipe.schema import Recipe
 from shoal.train.restore import on_first
 
 FIELD = "train.init_from"
-_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 _MOST_NAMES = 10
 
 
@@ -128,7 +127,7 @@ def _locate(where: str) -> tuple[str, list[str]]:
     """The file or folder to read, the checkpoint of a run verified, and what was passed over on the way."""
     path = expand_home(where)
     if path.is_file():
-        if path.suffix in _PICKLES:
+        if path.suffix in PICKLES:
             raise UserError(_no_pickles(path))
         return str(path), []
     if is_checkpoint(path):
@@ -195,7 +194,7 @@ def _names_by_file(path: Path) -> dict[Path, set[str] | None]:
         return {found[0]: None}
     if found:
         raise UserError(f"{FIELD}: {path} holds {len(found)} {SUFFIX} files and no index; give one of them")
-    if pickles := [file for file in sorted(path.iterdir()) if file.suffix in _PICKLES]:
+    if pickles := [file for file in sorted(path.iterdir()) if file.suffix in PICKLES]:
         raise UserError(_no_pickles(pickles[0]))
     raise UserError(f"{FIELD}: {path} holds no {SUFFIX} file; give an export, a checkpoint or a run")
 

@@ -105,7 +105,7 @@ class _Search:
 
     def tidy(self) -> None:
         """There is a better one: those that are not whole go out of the way."""
-        for step in list(self.rejected):
+        for step in sorted(self.rejected):  # of which the last, the newest, are kept to be looked at
             self._set_aside(step)
 
     def check_there_was_none(self) -> None:

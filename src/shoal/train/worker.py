@@ -121,6 +121,8 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
         elif (recipe := request.loaded.recipe).checkpoint.upload_to:
             on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
         saver = _saver(request, folder, observer, process)
+        if saver.uploader is not None and restored.checkpoint is not None:
+            saver.uploader.add_if_missing(restored.checkpoint.step)
         run = _assemble(request, built, restored, saver, observer, process)
         if run.state.step > run.plan.num_steps:
             raise UserError(
@@ -168,15 +170,22 @@ def _announce(
     """Say what starts, before it does."""
     folder.write_recipe(request.loaded.to_yaml())
     for name, fields in restored.told:
-        observer.event(name, fields)
+        observer.event(name, _hidden(fields, request))
     if (found := restored.checkpoint) is not None:
         observer.event("resume", {"step": found.step, "path": str(found.path)})
+    elif request.resume:
+        observer.event("warning", {"message": "the run has no checkpoint yet, so it begins anew"})
     observer.event("start", _start_facts(request, built, run, len(workers)))
     observer.event("workers", {"workers": workers})
     if built.initial is not None:
         observer.event("initial_weights", built.initial.to_record())
     for message in [*built.warnings, *_odd_sizes(run, built)]:
         observer.event("warning", {"message": message})
+
+
+def _hidden(fields: dict[str, Any], request: RunRequest) -> dict[str, Any]:
+    """Without what came from the environment: an address may hold a token."""
+    return {name: request.loaded.hide(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def _saver(request: RunRequest, folder: RunFolder, observer: Observer, process: Process) -> Saver:
@@ -187,7 +196,7 @@ def _saver(request: RunRequest, folder: RunFolder, observer: Observer, process: 
         process,
         strategy=choose_strategy(recipe.parallel, process.world_size),
         recipe=request.loaded.to_yaml(),
-        tell=observer.event,
+        tell=lambda name, fields: observer.event(name, _hidden(fields, request)),
         alive=request.stop,
         on_saved=request.on_saved,
     )
