@@ -4,10 +4,12 @@ Everything is measured in one process beside what one would do without Shoal, in
 taken within a round, and the median over the rounds is told.
 """
 
+import contextlib
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ _ROOM = 4
 _SLACK_MB = 16.0
 """What a save may take besides a copy of the state, whatever its size: a few threads and chunks."""
 _GROWTH_MB = 4.0
+_REMOVE_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,7 @@ def measure(
     dd_program()
     sizes = [round(size * GB) for size in settings.sizes_gb]
     smallest, middle, largest = sizes[0], sizes[len(sizes) // 2], sizes[-1]
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-", dir=parent) as temporary:
-        place = Path(temporary)
+    with _temporary_folder(parent) as place:
         # First, while the process has not yet kept memory that a save could make use of.
         memory = measure_memory(place / "memory", smallest, device, settings.saves)
         tell(f"memory: {memory['growth_mb']:+.1f} MB over {settings.saves} saves")
@@ -117,6 +119,19 @@ def measure(
         "memory": memory,
     }
     return result | {"figures": [figure.to_record() for figure in figures(result)]}
+
+
+@contextlib.contextmanager
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    """Removed at the end, whatever a thread that was cut off may still be writing there."""
+    place = Path(tempfile.mkdtemp(prefix="shoal-bench-", dir=parent))
+    try:
+        yield place
+    finally:
+        deadline = time.monotonic() + _REMOVE_WITHIN_S
+        while place.exists() and time.monotonic() < deadline:
+            shutil.rmtree(place, ignore_errors=True)
+            time.sleep(0.05)
 
 
 def check_room(folder: Path, largest_gb: float) -> None:
