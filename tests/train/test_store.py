@@ -85,6 +85,15 @@ def test_a_store_that_is_away_stops_the_run_only_after_so_many_failures_and_it_c
     assert events(tmp_path / "run", "upload")[-1]["step"] == again["step"]
 
 
+def test_what_was_not_uploaded_at_the_end_is_when_the_run_goes_on(s3: Proxy, tmp_path: Path) -> None:
+    fields = S3 | {"checkpoint.give_up_after_s": 0.1, "checkpoint.every_steps": STEPS}
+    found = run(tmp_path / "run", tmp_path / "data", Away(s3), **fields)
+    assert found["status"] == "done" and not events(tmp_path / "run", "upload"), "a warning, and no more"
+    s3.draw = lambda: "ok"
+    resume(tmp_path / "run", **{"train.steps": STEPS + 1, "checkpoint.every_steps": 1000})
+    assert events(tmp_path / "run", "upload")[0]["step"] == STEPS
+
+
 def test_a_store_that_is_away_from_the_beginning_is_told_before_anything_starts(s3: Proxy, tmp_path: Path) -> None:
     s3.draw = lambda: "reset"
     with pytest.raises(UserError, match=r"^checkpoint\.upload_to: nothing can be written to s3://bucket/runs/run/.*"):

@@ -111,6 +111,8 @@ class Uploader:
                 self._changed.wait(_LOOK_EVERY_S)
                 # Whoever stops the run does not want to wait: the checkpoint is in the run's folder.
                 self._gives_up = bool(alive()) or time.monotonic() - began > self.settings.give_up_after_s
+                if self._gives_up:
+                    self._changed.notify_all()
         if self.error is not None:
             raise self.error
         if self.failures:

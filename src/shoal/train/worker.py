@@ -121,8 +121,6 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
         elif (recipe := request.loaded.recipe).checkpoint.upload_to:
             on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
         saver = _saver(request, folder, observer, process)
-        if saver.uploader is not None and restored.checkpoint is not None:
-            saver.uploader.add_if_missing(restored.checkpoint.step)
         run = _assemble(request, built, restored, saver, observer, process)
         if run.state.step > run.plan.num_steps:
             raise UserError(
@@ -135,6 +133,8 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
         workers = group.gather(_worker_facts(process))
         if process.is_first:
             _announce(folder, request, built, run, observer, restored, workers)
+        if saver.uploader is not None and restored.checkpoint is not None:
+            saver.uploader.add_if_missing(restored.checkpoint.step)
     except BaseException:
         folder.close()
         if is_made_here:  # nothing of a run that did not start stays behind
