@@ -157,6 +157,7 @@ def test_a_peer_needs_two_workers_and_a_model_to_build() -> None:
         check_peer(load_recipe([own_recipe("never_imported")]).recipe, [1, 2])
 
 
+@pytest.mark.slow
 @two_cores
 def test_the_command_measures_workers_and_the_peer(here: Path, capfd: Capture) -> None:
     write_tiny(here)

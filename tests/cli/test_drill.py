@@ -26,6 +26,7 @@ def write_recipe(folder: Path, module: str, in_loss: str) -> str:
     return f"{module}.yaml"
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_nothing_passes(here: Path, capfd: Capture) -> None:
     recipe = write_recipe(here, "task_of_good_drill", "import time; time.sleep(0.005)")
     assert run(["drill", recipe, *LONGER, "--seed", "2"]) == 0

@@ -177,6 +177,7 @@ def test_a_job_that_fails_is_status_1_with_its_reason(submit: Callable[..., Pope
 # ---------------------------------------------------------------- left alone, stopped, gone on with
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_running_and_follow_shows_it_all(
     submit: Callable[..., Popen], head: Head, here: Path
 ) -> None:

@@ -50,7 +50,8 @@ def test_three_hosts_train_as_one_machine_does(hosts: Hosts, undisturbed: dict[s
     assert losses_of(run.folder, STEPS) == undisturbed["losses"]
 
 
-@pytest.mark.parametrize("how", ["cut", pytest.param("kill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cut", "kill"])
 def test_the_run_survives_a_host(hosts: Hosts, undisturbed: dict[str, Any], tmp_path: Path, how: str):
     run = _train(hosts, tmp_path / "run", *RECIPE, *LONG, "--workers", "1:2")
     workers = run.wait_for_saves(3)

@@ -189,6 +189,7 @@ def test_the_workers_end_with_the_command(slow: Path) -> None:
     assert not any(is_alive(pid) for pid in workers)
 
 
+@pytest.mark.slow
 def test_two_machines_by_hand_survive_a_killed_worker_in_the_same_folder(slow: Path, undisturbed: str) -> None:
     """Two agents on the loopback; nobody names the folder, so it must be known again after the restart."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -58,8 +58,8 @@ def comparable(run_dir: Path) -> list[dict[str, Any]]:
     return reports
 
 
-SLOW = {"fashion_mnist": pytest.mark.slow}
-"""Its model is that of mnist."""
+SLOW = {"fashion_mnist": pytest.mark.slow, "imagenet": pytest.mark.slow}
+"""Their models are those of mnist and cifar10, or nearly."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in NAMES])
