@@ -108,6 +108,7 @@ def test_an_agent_that_is_killed_takes_its_worker_along_and_is_replaced(
     assert summary["restarts"] == 1 and summary["weights_sha256"] == undisturbed["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_lost_is_replaced(
     train: Callable[..., Run], cluster: DrillCluster, undisturbed: dict[str, Any]
 ):

@@ -151,6 +151,7 @@ def test_an_error_that_would_come_again_is_told_once_and_not_retried(
         assert json.loads(out)["status"] == "failed" and err.count("Traceback") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_can_be_resumed(slow: Path, undisturbed: str) -> None:
     process = start(slow, "--launcher", "torchrun", "--workers", "2", *RECIPE, "checkpoint.every_steps=1000")
     run_dir = wait_for_step(slow, 10, process)
