@@ -1,5 +1,6 @@
 """Small states to save, and saving them whole."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,16 @@ def save(folder: Path, *steps: int, process: Process = ALONE, **settings: Any) -
         saver.save(snapshot(step, rank=process.rank))
     saver.finish()
     return read_info(folder / step_name(steps[-1]))
+
+
+def save_tensors(
+    folder: Path, tensors: Mapping[str, torch.Tensor], step: int = 1, process: Process = ALONE
+) -> CheckpointInfo:
+    """One more checkpoint, of these tensors; every worker of a group must call this."""
+    saver = Saver(folder, CheckpointSection(keep_last=100), process, recipe="name: saved\n")
+    saver.save(Snapshot(step, 0, {"val_loss": 1.0 / step}, tensors, {"unit": {}}, {"rank": process.rank}))
+    saver.finish()
+    return read_info(folder / step_name(step))
 
 
 def read(info: CheckpointInfo) -> Content:

@@ -10,7 +10,7 @@ import torch
 from shoal.checkpoint.check import look, look_at_whole, newest_whole
 from shoal.checkpoint.folder import delete_checkpoint, is_being_read, step_name
 from shoal.core.errors import UserError
-from tests.checkpoint.saved import save
+from tests.checkpoint.states import save_tensors
 
 
 def flip_a_bit(file: Path, position: int) -> None:
@@ -22,7 +22,7 @@ def flip_a_bit(file: Path, position: int) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for step in (1, 2, 3):
-        save(tmp_path / "c", {"model.a": torch.full((100,), float(step))}, step)
+        save_tensors(tmp_path / "c", {"model.a": torch.full((100,), float(step))}, step)
     return tmp_path / "c"
 
 
@@ -43,7 +43,7 @@ def test_a_file_that_is_not_there_is_found(folder: Path, name: str) -> None:
 
 
 def test_a_checkpoint_is_held_while_it_is_looked_at(tmp_path: Path) -> None:
-    info = save(tmp_path / "c", {"model.a": torch.zeros(32 << 20)})
+    info = save_tensors(tmp_path / "c", {"model.a": torch.zeros(32 << 20)})
     thread = threading.Thread(target=look, args=(info.path,))
     thread.start()
     seen = False
@@ -63,12 +63,12 @@ def test_what_is_deleted_meanwhile_is_gone_and_not_corrupt(folder: Path) -> None
 def test_no_look_at_a_live_run_finds_damage(tmp_path: Path) -> None:
     """A run that saves the same step again and again, and deletes it, as fast as it can."""
     folder, tensors = tmp_path / "c", {"model.a": torch.zeros(1 << 18)}
-    path = save(folder, tensors).path
+    path = save_tensors(folder, tensors).path
     over = threading.Event()
 
     def train() -> None:
         for number in range(60):
-            save(folder, tensors)
+            save_tensors(folder, tensors)
             if number % 5 == 4:
                 delete_checkpoint(path)
         over.set()

@@ -15,7 +15,7 @@ import pytest
 from shoal.checkpoint.folder import clear_leftovers, list_checkpoints, read_info
 from shoal.checkpoint.remote import Remote
 from shoal.checkpoint.section import CheckpointSection
-from shoal.checkpoint.upload import fetch, list_remote
+from shoal.checkpoint.store import fetch, list_remote
 from tests.checkpoint.states import check, read, save
 
 Order = Callable[..., dict[str, Any]]

@@ -22,7 +22,7 @@ from shoal.core.errors import RunError, UserError
 from shoal.core.process import Process
 from shoal.core.weights import named_weights, weights_sha256
 from shoal.models.gpt import Gpt
-from tests.checkpoint.saved import save
+from tests.checkpoint.states import save_tensors
 from tests.many import Ranks
 
 
@@ -46,7 +46,7 @@ def names_in(folder: Path) -> list[str]:
 
 def test_only_weights_are_written_with_what_they_are(here: Path) -> None:
     tensors = many_kinds()
-    done = export(save(here / "c", tensors), Request("my-run"))
+    done = export(save_tensors(here / "c", tensors), Request("my-run"))
     assert str(done.path) == "my-run-step-1.safetensors" and names_in(here) == [
         "c",
         "my-run-step-1.load.py",
@@ -65,7 +65,7 @@ def test_only_weights_are_written_with_what_they_are(here: Path) -> None:
 def test_numbers_are_converted_and_counters_are_not(here: Path, dtype: str) -> None:
     tensors = many_kinds()
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    found = load_file(export(save(here / "c", tensors), Request("r", dtype=dtype)).path)
+    found = load_file(export(save_tensors(here / "c", tensors), Request("r", dtype=dtype)).path)
     for name, tensor in found.items():
         own = tensors[f"model.{name}"]
         assert tensor.dtype == (kind if own.is_floating_point() else own.dtype)
@@ -74,7 +74,7 @@ def test_numbers_are_converted_and_counters_are_not(here: Path, dtype: str) -> N
 
 def test_what_a_type_cannot_hold_is_refused_and_nothing_stays(here: Path) -> None:
     tensors = {"model.a": torch.ones(4), "model.z": torch.tensor([7e4])}
-    info = save(here / "c", tensors)
+    info = save_tensors(here / "c", tensors)
     with pytest.raises(UserError, match=r"--dtype: z has values that torch.float16 cannot hold; use bf16"):
         export(info, Request("r", dtype="fp16"))
     with pytest.raises(UserError, match="--dtype"):
@@ -83,7 +83,7 @@ def test_what_a_type_cannot_hold_is_refused_and_nothing_stays(here: Path) -> Non
 
 
 def test_what_failed_leaves_the_earlier_export_alone(here: Path) -> None:
-    info = save(here / "c", {"model.a": torch.tensor([7e4]), "model.b": torch.ones(3)})
+    info = save_tensors(here / "c", {"model.a": torch.tensor([7e4]), "model.b": torch.ones(3)})
     for output in (Path("x.safetensors"), Path("folder")):
         done = export(info, Request("r", output))
         before = {path: path.read_bytes() for path in [*done.files, done.loader]}
@@ -94,7 +94,7 @@ def test_what_failed_leaves_the_earlier_export_alone(here: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    info = save(tmp_path / "c", {"model.a": torch.zeros(1 << 20)})
+    info = save_tensors(tmp_path / "c", {"model.a": torch.zeros(1 << 20)})
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
         "from shoal.checkpoint.export import Request, export; from shoal.checkpoint.folder import read_info\n"
@@ -123,7 +123,7 @@ def test_shards_hold_every_name_once_and_are_as_full_as_they_may_be(sizes: list[
 
 def test_shards_have_an_index_as_hugging_face_writes_it(here: Path) -> None:
     tensors = many_kinds()
-    done = export(save(here / "c", tensors), Request("r", max_shard_bytes=10_000))
+    done = export(save_tensors(here / "c", tensors), Request("r", max_shard_bytes=10_000))
     files = shard_names(3)
     assert done.path == Path("r-step-1") and [file.name for file in done.files] == files
     assert files[0] == "model-00001-of-00003.safetensors"
@@ -135,17 +135,17 @@ def test_shards_have_an_index_as_hugging_face_writes_it(here: Path) -> None:
 
 
 def test_a_folder_that_is_asked_for_holds_one_file_without_an_index(here: Path) -> None:
-    export(save(here / "c", many_kinds()), Request("r", Path("out")))
+    export(save_tensors(here / "c", many_kinds()), Request("r", Path("out")))
     assert names_in(here / "out") == ["load.py", "model.safetensors"]
 
 
 def saved_by(process: Process, folder: Path) -> None:
-    save(folder, many_kinds(), process=process)
+    save_tensors(folder, many_kinds(), process=process)
 
 
 def test_the_number_of_workers_makes_no_difference(ranks: Callable[[int], Ranks], here: Path) -> None:
     ranks(2)(saved_by, here / "two")
-    save(here / "one", many_kinds())
+    save_tensors(here / "one", many_kinds())
     written = []
     for workers, name in ((1, "one"), (2, "two")):
         (info,) = list_checkpoints(here / name)
@@ -161,7 +161,7 @@ def test_tied_weights_are_there_once_and_load(here: Path, max_shard_bytes: int) 
     model = gpt(seed=1)
     tensors = {f"model.{name}": tensor for name, tensor in named_weights(model).items()}
     assert "model.head.weight" not in tensors
-    done = export(save(here / "c", tensors), Request("r", max_shard_bytes=max_shard_bytes))
+    done = export(save_tensors(here / "c", tensors), Request("r", max_shard_bytes=max_shard_bytes))
     assert (len(done.files) > 1) == (max_shard_bytes == 4000)
     loader = runpy.run_path(str(done.loader))
     assert sorted(loader["weights"]()) == sorted(named_weights(model))
@@ -172,7 +172,7 @@ def test_tied_weights_are_there_once_and_load(here: Path, max_shard_bytes: int) 
 
 def test_the_loader_refuses_another_model_and_leaves_it_as_it_was(here: Path) -> None:
     tensors = {f"model.{name}": tensor for name, tensor in named_weights(gpt(seed=1)).items()}
-    loader = runpy.run_path(str(export(save(here / "c", tensors), Request("r")).loader))
+    loader = runpy.run_path(str(export(save_tensors(here / "c", tensors), Request("r")).loader))
     untied, deeper, smaller = gpt(seed=2, tie_weights=False), gpt(seed=2, layers=3), gpt(seed=2, layers=1)
     for model, says in (
         (untied, r"missing \['head.weight'\]"),
@@ -192,7 +192,9 @@ def gpt(seed: int, **settings: Any) -> Gpt:
 
 def test_no_more_than_a_tensor_at_a_time_is_in_memory(tmp_path: Path, without_coverage: dict[str, str]) -> None:
     """256 MB in tensors of 16 MB: the process must not grow by more than a few of them."""
-    info = save(tmp_path / "c", {f"model.{number}": torch.full((1 << 22,), float(number)) for number in range(16)})
+    info = save_tensors(
+        tmp_path / "c", {f"model.{number}": torch.full((1 << 22,), float(number)) for number in range(16)}
+    )
     code = (
         "import re, sys; from pathlib import Path\n"
         "from shoal.checkpoint.export import Request, export; from shoal.checkpoint.folder import read_info\n"
@@ -229,7 +231,7 @@ def test_what_is_there_is_not_overwritten(here: Path, prepare: str, output: str,
     else:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
-    info = save(here / "c", {"model.a": torch.ones(3)})
+    info = save_tensors(here / "c", {"model.a": torch.ones(3)})
     before = sorted(here.rglob("*"))
     with pytest.raises(UserError) as error:
         export(info, Request("r", Path(output), force=force))
@@ -237,7 +239,7 @@ def test_what_is_there_is_not_overwritten(here: Path, prepare: str, output: str,
 
 
 def test_force_replaces_an_earlier_export(here: Path) -> None:
-    first, second = (save(here / "c", {"model.a": torch.full((3,), float(step))}, step) for step in (1, 2))
+    first, second = (save_tensors(here / "c", {"model.a": torch.full((3,), float(step))}, step) for step in (1, 2))
     for output, shard in ((Path("x.safetensors"), 10**9), (Path("out"), 10**9)):
         export(first, Request("r", output, shard))
         done = export(second, Request("r", output, shard, force=True))
@@ -246,13 +248,13 @@ def test_force_replaces_an_earlier_export(here: Path) -> None:
 
 
 def test_one_file_cannot_hold_several_shards(here: Path) -> None:
-    info = save(here / "c", {"model.a": torch.ones(3), "model.b": torch.ones(3)})
+    info = save_tensors(here / "c", {"model.a": torch.ones(3), "model.b": torch.ones(3)})
     with pytest.raises(UserError, match=r"-o: x.safetensors is one file.*raise that, or give a folder"):
         export(info, Request("r", Path("x.safetensors"), max_shard_bytes=12))
 
 
 def test_a_checkpoint_that_vanishes_is_told(here: Path) -> None:
-    info = save(here / "c", {"model.a": torch.ones(3)})
+    info = save_tensors(here / "c", {"model.a": torch.ones(3)})
     info.path.rename(here / "elsewhere")
     with pytest.raises((UserError, RunError), match="gone"):
         export(info, Request("r"))

@@ -13,7 +13,7 @@ from shoal.checkpoint.folder import list_checkpoints, read_info
 from shoal.checkpoint.remote import Remote
 from shoal.checkpoint.saver import TROUBLE, Saver
 from shoal.checkpoint.section import CheckpointSection
-from shoal.checkpoint.upload import check_unused, fetch, list_remote
+from shoal.checkpoint.store import check_unused, fetch, list_remote
 from shoal.core.errors import UserError
 from shoal.core.process import Process
 from tests.checkpoint.states import ALONE, check, read, snapshot

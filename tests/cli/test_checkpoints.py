@@ -331,7 +331,7 @@ WRONG = [
     ("export tiny --step 7", "there are: 6, 9, 12"),
     ("export tiny --best", "--best: the run's recipe has no checkpoint.metric to go by; give --step N"),
     ("export tiny --best --step 9", "--best: names a checkpoint, and so does --step"),
-    ("export {copy}/step-00000009 --best", "is a single checkpoint; give its run"),
+    ("export {copy}/step-00000009 --best", "this is a checkpoint, not a run; its run is"),
     ("export tiny --max-shard-size 5XB", "--max-shard-size: '5XB' is not a size; give one such as 5GB"),
     ("export tiny --max-shard-size 0", "--max-shard-size"),
     ("export tiny --max-shard-size GB", "--max-shard-size"),
@@ -343,8 +343,8 @@ WRONG = [
     ("prune nope", "run 'nope': not found"),
     ("prune tiny --keep-last 0", "--keep-last"),
     ("prune tiny --keep-best 1", "--keep-best: the run's recipe has no checkpoint.metric"),
-    ("prune {copy}/step-00000009", "is a single checkpoint; give its run"),
-    ("list {copy}/step-00000009", "is a single checkpoint; give its run"),
+    ("prune {copy}/step-00000009", "this is a checkpoint, not a run; its run is"),
+    ("list {copy}/step-00000009", "this is a checkpoint, not a run; its run is"),
 ]
 # fmt: on
 

@@ -215,7 +215,7 @@ def test_a_run_is_found_by_path_name_or_a_unique_beginning(here: Path, name: str
         ("minst-20260101-aaaa", "did you mean mnist-20260101-aaaa?"),
         ("zzz", "see shoal runs list for the 2 in runs"),
         ("folder", "holds no recipe.yaml"),
-        ("runs/mnist-20260101-aaaa/checkpoints/step-00000004", "is a checkpoint, and its run is"),
+        ("runs/mnist-20260101-aaaa/checkpoints/step-00000004", "is a checkpoint, not a run; its run is"),
     ],
 )
 def test_a_wrong_name_is_told_with_what_there_is(here: Path, name: str, says: str) -> None:

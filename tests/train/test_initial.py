@@ -20,7 +20,7 @@ from shoal.core.process import Process
 from shoal.core.weights import named_weights, weights_sha256
 from shoal.models.gpt import Gpt
 from shoal.train.initial import fill
-from tests.checkpoint.saved import save
+from tests.checkpoint.states import save_tensors
 from tests.many import CPU, Ranks
 
 ALONE = Process(0, 1, CPU)
@@ -38,7 +38,7 @@ def digest(model: nn.Module) -> str:
 def checkpoint_of(model: nn.Module, run: Path, step: int = 1) -> Path:
     run.mkdir(exist_ok=True)
     (run / "recipe.yaml").write_text("name: x\n")
-    return save(run / "checkpoints", {f"model.{n}": t for n, t in named_weights(model).items()}, step).path
+    return save_tensors(run / "checkpoints", {f"model.{n}": t for n, t in named_weights(model).items()}, step).path
 
 
 @pytest.fixture

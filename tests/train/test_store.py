@@ -11,7 +11,7 @@ from shoal.checkpoint.folder import list_checkpoints, read_info
 from shoal.checkpoint.read import verify
 from shoal.checkpoint.remote import Remote
 from shoal.checkpoint.section import CheckpointSection
-from shoal.checkpoint.upload import fetch, list_remote
+from shoal.checkpoint.store import fetch, list_remote
 from shoal.core.errors import RunError, UserError
 from shoal.launch.run import Launch, launch, prepare
 from shoal.observe.console import SilentConsole

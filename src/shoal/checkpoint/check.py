@@ -56,12 +56,6 @@ class Looked:
         }
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is that of a checkpoint, whole or not: it holds a recipe, as a run's folder does."""
-    is_named_so = path.name.startswith("step-") and path.name.removeprefix("step-").isdecimal()
-    return is_named_so and path.is_dir() and not (path / "checkpoints").is_dir()
-
-
 def look(path: Path) -> Looked:
     """Read every byte of the checkpoint in this folder. A run that trains meanwhile leaves it there until then."""
     while True:

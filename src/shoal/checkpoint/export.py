@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from shoal.checkpoint.folder import being_read
+from shoal.checkpoint.layout import lay_out
 from shoal.checkpoint.loader import loader_text
 from shoal.checkpoint.manifest import CheckpointInfo, CorruptCheckpointError
 from shoal.checkpoint.read import Tensors
-from shoal.checkpoint.stage import DTYPES
+from shoal.checkpoint.shard import write_file
 from shoal.core.errors import RunError, UserError
 from shoal.core.storage import fsync_directory
 from shoal.core.version import VERSION
@@ -87,7 +88,7 @@ def _export(info: CheckpointInfo, request: Request) -> Exported:
     shards = divide(sizes, request.max_shard_bytes)
     target = _target(info, request, len(shards))
     check_target(target, request.force)
-    metadata = {"format": "pt", "shoal": VERSION, "run": request.run, "step": str(info.step)}
+    metadata = {"shoal": VERSION, "run": request.run, "step": str(info.step)}
     origin = f"{request.run} at step {info.step}"
     if target.suffix == SUFFIX:
         loader = target.with_name(f"{target.stem}.{LOADER}")
@@ -186,30 +187,14 @@ def _aside(target: Path) -> Iterator[Path]:
 def _write_shard(
     path: Path, names: list[str], tensors: Tensors, dtype: torch.dtype | None, metadata: Mapping[str, str]
 ) -> None:
-    # The largest elements first: then every tensor begins at a multiple of its element's size.
-    ordered = sorted(names, key=lambda name: (-_dtype(tensors, name, dtype).itemsize, name))
-    fields: dict[str, Any] = {"__metadata__": metadata}
-    begin = 0
-    for name in ordered:
-        end = begin + _num_bytes(tensors, name, dtype)
-        fields[name.removeprefix(PREFIX)] = {
-            "dtype": DTYPES[_dtype(tensors, name, dtype)],
-            "shape": list(tensors.shapes[name]),
-            "data_offsets": [begin, end],
-        }
-        begin = end
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    parts = (_content(name, tensors[name], _dtype(tensors, name, dtype)) for name in ordered)
-    _write(path, itertools.chain([len(text).to_bytes(8, "little"), text], itertools.chain.from_iterable(parts)))
+    kinds = {name.removeprefix(PREFIX): (_dtype(tensors, name, dtype), tensors.shapes[name]) for name in names}
+    layout = lay_out(kinds, metadata)
+    parts = (_content(name, tensors[PREFIX + name], kinds[name][0]) for name in layout.places)
+    _write(path, itertools.chain([layout.header], itertools.chain.from_iterable(parts)))
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    with path.open("xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
+    write_file(path, chunks, lambda: True)
 
 
 def _content(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[memoryview]:
@@ -217,9 +202,7 @@ def _content(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[me
     for part in torch.split(tensor.reshape(-1), _CHUNK):  # so that what the conversion itself takes stays small
         converted = part.to(dtype)
         if dtype != tensor.dtype and not torch.equal(torch.isfinite(converted), torch.isfinite(part)):
-            raise UserError(
-                f"--dtype: {name.removeprefix(PREFIX)} has values that {dtype} cannot hold; use bf16, fp32 or keep"
-            )
+            raise UserError(f"--dtype: {name} has values that {dtype} cannot hold; use bf16, fp32 or keep")
         yield memoryview(converted.contiguous().view(torch.uint8).numpy().data)
 
 

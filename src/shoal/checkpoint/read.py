@@ -16,9 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shoal.checkpoint.folder import shard_name, worker_name
+from shoal.checkpoint.layout import DTYPES
 from shoal.checkpoint.manifest import CheckpointInfo, CorruptCheckpointError
 from shoal.checkpoint.shard import verify_file
-from shoal.checkpoint.stage import DTYPES, PLACES
+from shoal.checkpoint.stage import PLACES
 from shoal.core.errors import UserError
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}

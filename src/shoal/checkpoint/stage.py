@@ -8,32 +8,12 @@ import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from shoal.checkpoint.layout import lay_out
 from shoal.checkpoint.pieces import Piece
-from shoal.core.errors import UserError
 
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-}
-"""As safetensors calls them."""
 PLACES = "shoal.places"
 """Where a shard says of which tensors it holds but a block."""
 
@@ -77,32 +57,18 @@ class Stage:
 
     def _lay_out(self, pieces: Sequence[Piece]) -> Staged:
         """Where in the buffer, and so in the file, each piece has its place."""
-        # The largest elements first: then every tensor begins at a multiple of its element's size.
-        ordered = sorted(pieces, key=lambda piece: (-piece.block.element_size(), piece.name))
-        entries: dict[str, dict[str, Any]] = {}
-        places: dict[str, dict[str, Sequence[int]]] = {}
-        position = 0
-        for piece in ordered:
-            block, end = piece.block, position + piece.block.numel() * piece.block.element_size()
-            if block.dtype not in DTYPES:
-                raise UserError(
-                    f"model: {piece.name} is {block.dtype}, which a checkpoint cannot hold; use another type"
-                )
-            entries[piece.name] = {
-                "dtype": DTYPES[block.dtype],
-                "shape": list(block.shape),
-                "data_offsets": [position, end],
-            }
-            if not piece.is_whole:
-                places[piece.name] = {"shape": piece.whole_shape, "offset": piece.offset}
-            position = end
+        parts = {
+            piece.name: {"shape": piece.whole_shape, "offset": piece.offset} for piece in pieces if not piece.is_whole
+        }
+        kinds = {piece.name: (piece.block.dtype, tuple(piece.block.shape)) for piece in pieces}
+        layout = lay_out(kinds, {PLACES: json.dumps(parts)})
         self._staged, self._copies = None, ([], [])  # their views would keep the old buffer
-        self._make_room(position)
+        self._make_room(layout.num_bytes)
         tensors: dict[str, torch.Tensor] = {}
-        for piece, (name, entry) in zip(ordered, entries.items(), strict=True):
-            begin, end = entry["data_offsets"]
-            tensors[name] = self._buffer[begin:end].view(piece.block.dtype).view(piece.block.shape)
-        return Staged(_header(entries, places), self._buffer[:position], tensors)
+        for name, (begin, end) in layout.places.items():
+            dtype, shape = kinds[name]
+            tensors[name] = self._buffer[begin:end].view(dtype).view(shape)
+        return Staged(layout.header, self._buffer[: layout.num_bytes], tensors)
 
     def _make_room(self, num_bytes: int) -> None:
         if num_bytes <= self._buffer.numel():
@@ -111,14 +77,6 @@ class Stage:
         self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
         if self.device.type == "cuda":
             _pin(self._buffer)
-
-
-def _header(entries: dict[str, dict[str, Any]], places: dict[str, dict[str, Sequence[int]]]) -> bytes:
-    """The beginning of a safetensors file: the length of the JSON that says where each tensor is, and that."""
-    fields: dict[str, object] = {"__metadata__": {"format": "pt", PLACES: json.dumps(places)}}
-    text = json.dumps(fields | entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _pin(buffer: torch.Tensor) -> None:

@@ -4,48 +4,23 @@ One at a time. While one is on its way, newer ones wait, and of those only the n
 tried again; the checkpoint stays where it is, in the run's folder.
 """
 
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint.folder import folder_to_write, read_info, step_name, step_of
-from shoal.checkpoint.manifest import MANIFEST, CheckpointInfo, CorruptCheckpointError, parse_manifest
-from shoal.checkpoint.remote import Remote, RemoteError
+from shoal.checkpoint.folder import read_info, step_name, step_of
+from shoal.checkpoint.manifest import MANIFEST, CorruptCheckpointError
+from shoal.checkpoint.remote import RemoteError
 from shoal.checkpoint.retention import to_delete
 from shoal.checkpoint.section import CheckpointSection
+from shoal.checkpoint.store import list_remote, remote_of
 from shoal.core.errors import UserError
 from shoal.core.process import Process
-from shoal.core.storage import fsync_directory
 
 _LONGEST_DELAY_S = 30.0
 _LOOK_EVERY_S = 0.2
-
-
-def remote_of(run_name: str, settings: CheckpointSection) -> Remote:
-    """Where the checkpoints of a run are in the store."""
-    assert settings.upload_to is not None
-    return Remote(f"{settings.upload_to.rstrip('/')}/{run_name}/checkpoints", settings)
-
-
-def check_unused(run_name: str, settings: CheckpointSection) -> None:
-    """Before a run begins: that the store takes what it is given, and holds no checkpoints of another run of that name.
-
-    Theirs would be taken for older or newer ones of this run, and be deleted, or gone on from.
-    """
-    remote = remote_of(run_name, settings)
-    try:
-        remote.check_writable()
-        found = list_remote(remote)
-    except RemoteError as error:
-        raise UserError(f"checkpoint.upload_to: {error}; check address and credentials") from error
-    if found:
-        raise UserError(
-            f"checkpoint.upload_to: {remote.url} holds checkpoints of another run, up to step {found[-1].step}; "
-            "choose another name with --run-dir, or go on with that one: --resume"
-        )
 
 
 class Uploader:
@@ -211,35 +186,3 @@ class Uploader:
                 self.remote.delete(old.path.name)
         except (RemoteError, UserError) as error:
             self.tell("warning", {"message": f"an old checkpoint could not be deleted: {error}"})
-
-
-def list_remote(remote: Remote) -> list[CheckpointInfo]:
-    """The checkpoints in a store whose manifest is whole, oldest first."""
-    found = []
-    for name in remote.names(""):
-        if name.startswith("step-") and name.removeprefix("step-").isdecimal():
-            content = remote.read(f"{name}/{MANIFEST}")
-            try:
-                info = CheckpointInfo(Path(name), parse_manifest(content or b"", f"{remote.url}/{name}"))
-            except CorruptCheckpointError:
-                continue
-            if info.step == step_of(info.path):
-                found.append(info)
-    return sorted(found, key=lambda info: info.step)
-
-
-def fetch(remote: Remote, info: CheckpointInfo, folder: Path) -> Path:
-    """Bring a checkpoint from a store into a run's folder; whether its bytes are right shows when it is read."""
-    aside = folder_to_write(folder, info.step, "fetched")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        for name in (*info.manifest.files, MANIFEST):
-            remote.get(f"{info.path.name}/{name}", aside / name)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    target = folder / step_name(info.step)
-    aside.rename(target)
-    fsync_directory(folder)
-    return target

@@ -163,11 +163,11 @@ class Writer:
 
     def retain(self) -> None:
         """Delete what need not be kept, unless somebody reads it just now."""
-        try:
-            for old in to_delete(list_checkpoints(self.folder), self.settings, self.in_use()):
+        for old in to_delete(list_checkpoints(self.folder), self.settings, self.in_use()):
+            try:
                 delete_checkpoint(old.path)  # unless somebody reads it: then with the next save
-        except OSError as error:
-            self.tell("warning", {"message": f"an old checkpoint could not be deleted: {error}"})
+            except OSError as error:
+                self.tell("warning", {"message": f"an old checkpoint could not be deleted: {error}"})
 
 
 def _verdict(parts: list[dict[str, Any]]) -> tuple[str, str]:

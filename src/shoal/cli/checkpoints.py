@@ -10,7 +10,7 @@ from rich.table import Table
 
 from shoal.cli.completing import complete_run
 from shoal.core.errors import UserError
-from shoal.core.storage import expand_home, to_json_line
+from shoal.core.storage import expand_home, is_checkpoint, to_json_line
 from shoal.observe.console import format_metric
 from shoal.observe.runs import age, find_run
 
@@ -39,7 +39,7 @@ def list_command(name: str, as_json: bool) -> int:
     """One line a checkpoint, oldest first."""
     from shoal.checkpoint.folder import list_checkpoints
 
-    folder = _find_run(name) / "checkpoints"
+    folder = find_run(name) / "checkpoints"
     found = list_checkpoints(folder)
     if as_json:
         for info in found:
@@ -163,7 +163,7 @@ def prune_command(
     from shoal.observe.run_folder import RunFolder
     from shoal.observe.runs import is_locked, read_run
 
-    run = _find_run(name)
+    run = find_run(name)
     given = {"keep_last": keep_last, "keep_best": keep_best}
     policy = _policy(run, {field: value for field, value in given.items() if value is not None})
     if policy.keep_best and policy.metric is None:
@@ -194,17 +194,8 @@ def _account(pruned: "Pruned", dry_run: bool) -> list[str]:
     return [*lines, f"{_in_units(pruned.num_bytes)} {freed}; kept: {kept}"]
 
 
-def _find_run(name: str) -> Path:
-    from shoal.checkpoint.check import is_checkpoint
-
-    if is_checkpoint(path := expand_home(name)):
-        raise UserError(f"run {name!r}: is a single checkpoint; give its run, {path.absolute().parent.parent}")
-    return find_run(name)
-
-
 def _chosen(name: str, step: int | None) -> list[Path]:
     """The folders of the checkpoints that are asked for, oldest first; one at least."""
-    from shoal.checkpoint.check import is_checkpoint
     from shoal.checkpoint.folder import step_folders, step_of
 
     if is_checkpoint(path := expand_home(name)):
@@ -227,7 +218,7 @@ def _best(name: str) -> Path:
     from shoal.checkpoint.folder import list_checkpoints
     from shoal.checkpoint.retention import best_first
 
-    run = _find_run(name)
+    run = find_run(name)
     policy = _policy(run, {})
     if policy.metric is None:
         raise UserError("--best: the run's recipe has no checkpoint.metric to go by; give --step N")

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,20 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errn
 """What may be over in a while: a full disk, a quota, a disk or server that fails."""
 
 
+_CHECKPOINT = re.compile(r"step-\d{8,}", re.ASCII)
+
+
 def expand_home(path: str | Path) -> Path:
     """`~` and `~NAME` as home folders; the name of nobody stays as it is, and is then found or not."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is that of a checkpoint, whole or not: it holds a recipe, as a run's folder does."""
+    return bool(_CHECKPOINT.fullmatch(path.name)) and path.is_dir() and not (path / "checkpoints").is_dir()
 
 
 def write_atomically(path: Path, text: str) -> None:

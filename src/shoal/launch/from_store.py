@@ -7,7 +7,7 @@ import xxhash
 from shoal.checkpoint.manifest import CheckpointInfo, FileFacts
 from shoal.checkpoint.remote import Remote, RemoteError
 from shoal.checkpoint.section import CheckpointSection
-from shoal.checkpoint.upload import list_remote
+from shoal.checkpoint.store import list_remote
 from shoal.core.errors import UserError
 from shoal.core.storage import write_atomically
 

@@ -14,7 +14,7 @@ import yaml
 
 from shoal.core.errors import UserError
 from shoal.core.section import nearest
-from shoal.core.storage import expand_home, read_json_lines
+from shoal.core.storage import expand_home, is_checkpoint, read_json_lines
 
 _ENDED = frozenset({"done", "failed", "interrupted"})
 _SHORT_S = 60.0
@@ -52,8 +52,9 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
         raise UserError(f"run {name!r}: is in a store, which only shoal train --resume looks into; give a folder")
     for path in (expand_home(name), root / name):
         if (path / "recipe.yaml").is_file():
-            if (above := path.resolve().parent).name == "checkpoints":
-                raise UserError(f"run {name!r}: this is a checkpoint, and its run is {above.parent}; give that")
+            if is_checkpoint(whole := path.resolve()):
+                run = f"; its run is {whole.parents[1]}" if whole.parent.name == "checkpoints" else ""
+                raise UserError(f"run {name!r}: this is a checkpoint, not a run{run}")
             return path
     names = run_names(root)
     matches = [candidate for candidate in names if candidate.startswith(name)]

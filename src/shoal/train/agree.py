@@ -4,9 +4,10 @@ import math
 import time
 from collections.abc import Callable
 
+from shoal.checkpoint.saver import TROUBLE
 from shoal.core.group import Group
 
-REASONS = ("SIGINT", "SIGTERM", "SIGHUP", "preemption", "resize", "checkpoint_failures")
+REASONS = ("SIGINT", "SIGTERM", "SIGHUP", "preemption", "resize", TROUBLE)
 """What a run is stopped for; a checkpoint is saved whichever it is."""
 
 _EVERY_S = 0.2

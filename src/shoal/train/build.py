@@ -22,7 +22,6 @@ from shoal.parallel.unit import StepSettings, TrainUnit
 from shoal.recipe.identity import fixed_fields
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
-from shoal.train.initial import Initial, fill
 from shoal.train.state import Identity
 
 
@@ -37,19 +36,16 @@ class Built:
     num_parameters: int
     identity: Identity
     warnings: list[str]
-    initial: Initial | None = None
-    """What became of the weights that the model was to begin with, where it was."""
 
 
-def build(recipe: Recipe, process: Process, init_from: str | None = None) -> Built:
-    """Build everything, with random numbers that depend on the seed and the rank alone; or with weights from a file."""
+def build(recipe: Recipe, process: Process) -> Built:
+    """Build everything, with random numbers that depend on the seed and the rank alone."""
     seed = recipe.train.seed
     seed_all(derive_seed(seed, 0))
     task = build_task(recipe.task)
     datasets = _datasets(task, recipe)
     seed_all(derive_seed(seed, 1))
     model = _model(task, recipe, datasets.spec)
-    initial = fill(model, init_from, process) if init_from is not None else None
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     objective = task_objective(task)
     unit = build_unit(recipe.parallel, model, objective, step_settings(recipe), process)
@@ -57,7 +53,7 @@ def build(recipe: Recipe, process: Process, init_from: str | None = None) -> Bui
     seed_all(derive_seed(seed, 2, process.rank))
     order = Order(len(datasets.train), recipe.train.global_batch, seed)
     identity = Identity(len(datasets.train), fixed_fields(recipe))
-    return Built(unit, objective, datasets, order, num_parameters, identity, _unused_sections(task, recipe), initial)
+    return Built(unit, objective, datasets, order, num_parameters, identity, _unused_sections(task, recipe))
 
 
 def step_settings(recipe: Recipe) -> StepSettings:

@@ -15,53 +15,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from shoal.checkpoint.check import is_checkpoint, look_at_whole, newest_whole
+from shoal.checkpoint.check import look_at_whole, newest_whole
 from shoal.checkpoint.export import PICKLES, PREFIX, SUFFIX
-from shoal.checkpoint.folder import being_read, read_info, step_folders
+from shoal.checkpoint.folder import being_read, read_info
 from shoal.checkpoint.manifest import CorruptCheckpointError
 from shoal.checkpoint.read import Tensors
-from shoal.checkpoint.remote import RemoteError
-from shoal.checkpoint.upload import list_remote, remote_of
 from shoal.core.errors import UserError
 from shoal.core.process import Process
-from shoal.core.storage import expand_home
-from shoal.observe.runs import find_run, read_events
-from shoal.recipe.schema import Recipe
+from shoal.core.storage import expand_home, is_checkpoint
+from shoal.observe.runs import find_run
 from shoal.train.restore import on_first
 
 FIELD = "train.init_from"
 _MOST_NAMES = 10
-
-
-def initial_of(recipe: Recipe, process: Process, resumed: Path | None) -> str | None:
-    """What the model's weights come from: nothing, where a checkpoint holds them.
-
-    A run that died before its first checkpoint begins anew, although it is resumed. Every worker must call this.
-
-    Args:
-        recipe: Of the run.
-        process: Which worker this is.
-        resumed: The folder of a run that is resumed.
-    """
-    where = recipe.train.init_from
-    if where is None or resumed is None:
-        return where
-    return None if on_first(process.group, lambda: _has_checkpoint(resumed, recipe)) else where
-
-
-def _has_checkpoint(run_dir: Path, recipe: Recipe) -> bool:
-    """Whether there is, or was, one to go on from; what is the matter with it shows when it is read."""
-    folder = run_dir / "checkpoints"
-    if step_folders(folder) or any(folder.glob(".replaced-*")):
-        return True
-    if any(event["event"] == "save" for event in read_events(run_dir)):
-        return True
-    if recipe.checkpoint.upload_to is None:
-        return False
-    try:
-        return bool(list_remote(remote_of(run_dir.name, recipe.checkpoint)))
-    except RemoteError:  # which stops a resume that finds nothing here
-        return True
 
 
 @dataclass

@@ -10,7 +10,7 @@ from shoal.checkpoint.folder import being_read, read_info, set_aside, step_folde
 from shoal.checkpoint.manifest import CheckpointInfo, CorruptCheckpointError
 from shoal.checkpoint.read import Content, read_content, verify
 from shoal.checkpoint.remote import Remote, RemoteError
-from shoal.checkpoint.upload import fetch, list_remote
+from shoal.checkpoint.store import fetch, list_remote
 from shoal.core.errors import UserError
 from shoal.core.group import Group
 from shoal.core.process import Process

@@ -1,6 +1,6 @@
 """The state of a run on its way into checkpoints."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from shoal.checkpoint.saver import Saver
@@ -28,24 +28,16 @@ class Saving(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """Saves the state of one run. Every worker must call the same methods at the same steps."""
 
-    def __init__(
-        self,
-        saver: Saver,
-        unit: TrainUnit,
-        state: TrainState,
-        process: Process,
-        identity: Identity,
-        order: Order,
-    ) -> None:
-        self.saver = saver
-        self.unit = unit
-        self.state = state
-        self.process = process
-        self.identity = identity
-        self.order = order
+    saver: Saver
+    unit: TrainUnit
+    state: TrainState
+    process: Process
+    identity: Identity
+    order: Order
 
     def save(self) -> None:
         """Save the present step; the state is copied when this returns."""

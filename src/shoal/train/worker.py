@@ -15,7 +15,7 @@ import torch
 
 from shoal.checkpoint.folder import clear_leftovers
 from shoal.checkpoint.saver import TROUBLE, Saver
-from shoal.checkpoint.upload import check_unused, remote_of
+from shoal.checkpoint.store import check_unused, remote_of
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import RunError, UserError
 from shoal.core.group import by_network
@@ -32,7 +32,7 @@ from shoal.recipe.load import LoadedRecipe
 from shoal.train.agree import AgreedStop
 from shoal.train.build import Built, build
 from shoal.train.failure import in_words
-from shoal.train.initial import initial_of
+from shoal.train.initial import fill
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import check_whole, make_plan
 from shoal.train.restore import Restored, on_first, restore_newest
@@ -91,8 +91,7 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
     try:
         with settings, pinning:
-            init_from = initial_of(recipe, process, request.run_dir if request.resume else None)
-            built = build(recipe, process, init_from)
+            built = build(recipe, process)
             request.marks["built"] = round(time.time() - request.started, 3)
             return _train(request, built, process)
     except (RuntimeError, MemoryError, OSError) as error:
@@ -112,14 +111,15 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
         if request.resume:
             on_first(group, lambda: _take_over(folder, request))
             restored = _restore(request, built, folder, process)
-            if restored.checkpoint is None and any(
-                event.get("event") == "save" for event in read_events(request.run_dir)
-            ):
+            has_saved = any(event.get("event") == "save" for event in read_events(request.run_dir))
+            if restored.checkpoint is None and has_saved:
                 raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
         elif any(group.gather(request.stop())):
             raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
         elif (recipe := request.loaded.recipe).checkpoint.upload_to:
             on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
+        if restored.checkpoint is None and (init_from := request.loaded.recipe.train.init_from) is not None:
+            restored.told.append(("initial_weights", fill(built.unit.model, init_from, process).to_record()))
         saver = _saver(request, folder, observer, process)
         run = _assemble(request, built, restored, saver, observer, process)
         if run.state.step > run.plan.num_steps:
@@ -177,8 +177,6 @@ def _announce(
         observer.event("warning", {"message": "the run has no checkpoint yet, so it begins anew"})
     observer.event("start", _start_facts(request, built, run, len(workers)))
     observer.event("workers", {"workers": workers})
-    if built.initial is not None:
-        observer.event("initial_weights", built.initial.to_record())
     for message in [*built.warnings, *_odd_sizes(run, built)]:
         observer.event("warning", {"message": message})
 
