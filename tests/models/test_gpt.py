@@ -10,6 +10,7 @@ from shoal.models import section as sections
 from shoal.models.gpt import Gpt, build_gpt
 
 from .gradients import parameters_without_gradient
+from .heads import by_head
 
 TEXT = DataSpec(vocab_size=31, context=16)
 
@@ -29,7 +30,7 @@ def from_transformers(state):
         "transformer.h": "blocks",
         "ln_1": "norm1",
         "ln_2": "norm2",
-        "attn.c_attn": "attention.qkv",
+        "attn.c_attn": "attention.qkv_by_head",
         "attn.c_proj": "attention.project",
         "mlp.c_fc": "mlp.expand",
         "mlp.c_proj": "mlp.project",
@@ -39,7 +40,8 @@ def from_transformers(state):
         transposed = ".c_" in name and name.endswith("weight")
         for theirs, our in names.items():
             name = name.replace(theirs, our)
-        ours[name] = tensor.t() if transposed else tensor
+        tensor = tensor.t() if transposed else tensor
+        ours[name] = by_head(tensor, heads=2) if ".qkv_by_head." in name else tensor
     return ours
 
 

@@ -1,3 +1,5 @@
+"""The block that gpt and vit are made of."""
+
 import math
 
 import pytest
@@ -8,16 +10,14 @@ from shoal.models.transformer import Attention, Block, check_heads, init_weights
 
 
 def attention_by_hand(module, x, causal):
-    query, key, value = module.qkv(x).chunk(3, dim=-1)
-    size = query.shape[-1] // module.heads
     mixed = []
-    for head in range(module.heads):
-        part = slice(head * size, (head + 1) * size)
-        scores = query[..., part] @ key[..., part].transpose(1, 2) / math.sqrt(size)
+    for head in module.qkv_by_head(x).split(3 * module.head_dim, dim=-1):
+        query, key, value = head.chunk(3, dim=-1)
+        scores = query @ key.transpose(1, 2) / math.sqrt(module.head_dim)
         if causal:
             later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(later, -math.inf)
-        mixed.append(scores.softmax(-1) @ value[..., part])
+        mixed.append(scores.softmax(-1) @ value)
     return module.project(torch.cat(mixed, dim=-1))
 
 
@@ -54,7 +54,7 @@ def test_residual_projections_start_smaller_by_the_depth():
     model = torch.nn.Sequential(*[Block(64, 4, 256) for _ in range(8)])
     init_weights(model)
     for block in model:
-        assert block.attention.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert block.attention.qkv_by_head.weight.std().item() == pytest.approx(0.02, rel=0.05)
         assert block.mlp.expand.weight.std().item() == pytest.approx(0.02, rel=0.05)
         assert block.attention.project.weight.std().item() == pytest.approx(0.005, rel=0.05)
         assert block.mlp.project.weight.std().item() == pytest.approx(0.005, rel=0.05)

@@ -9,6 +9,7 @@ from shoal.models import section as sections
 from shoal.models.vit import build_vit
 
 from .gradients import parameters_without_gradient
+from .heads import by_head
 
 
 def build(image_shape=(3, 16, 16), num_classes=10, **settings):
@@ -32,11 +33,12 @@ def from_transformers(state):
         if match := re.match(r"vit\.(?:encoder\.layer|layers)\.(\d+)\.(.*)\.(weight|bias)", name):
             block, layer, kind = match.groups()
             if part := re.search(r"(query|key|value|q_proj|k_proj|v_proj)$", layer):
-                apart.setdefault(f"blocks.{block}.attention.qkv.{kind}", {})[part[0][0]] = tensor
+                apart.setdefault(f"blocks.{block}.attention.qkv_by_head.{kind}", {})[part[0][0]] = tensor
                 continue
             name = f"blocks.{block}.{LAYERS[layer]}.{kind}"
         ours[name] = tensor
-    return ours | {name: torch.cat([parts["q"], parts["k"], parts["v"]]) for name, parts in apart.items()}
+    together = {name: torch.cat([parts["q"], parts["k"], parts["v"]]) for name, parts in apart.items()}
+    return ours | {name: by_head(tensor, heads=2) for name, tensor in together.items()}
 
 
 LAYERS = {

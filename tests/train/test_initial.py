@@ -5,6 +5,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from shoal.checkpoint.export import Request, export
 from shoal.checkpoint.folder import read_info
 from shoal.core.errors import UserError
 from shoal.core.process import Process
-from shoal.core.weights import named_weights, weights_sha256
+from shoal.core.weights import named_weights, take_weights, weights_sha256
 from shoal.models.gpt import Gpt
-from shoal.train.initial import fill
+from shoal.train import initial
+from shoal.train.initial import Initial, describe
 from tests.checkpoint.states import save_tensors
 from tests.many import CPU, Ranks
 
@@ -29,6 +31,10 @@ ALONE = Process(0, 1, CPU)
 def gpt(seed: int, **settings: Any) -> Gpt:
     torch.manual_seed(seed)
     return Gpt(11, 8, **({"layers": 2, "heads": 2, "dim": 16} | settings))
+
+
+def fill(model: nn.Module, where: str, process: Process) -> Initial:
+    return initial.fill(describe(model), partial(take_weights, model), where, process)
 
 
 def digest(model: nn.Module) -> str:

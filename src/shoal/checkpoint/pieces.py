@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import torch
+
+from shoal.core.parts import FlatPart, Held, is_distributed, local_place
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -39,27 +41,35 @@ class Division:
         self._asked: Sequence[tuple[object, ...]] | None = None
         self._pieces: list[Piece] = []
 
-    def pieces(self, tensors: Mapping[str, torch.Tensor], of_first: frozenset[str]) -> list[Piece]:
+    def pieces(self, tensors: Mapping[str, Held], of_first: frozenset[str]) -> list[Piece]:
         """The same list as before, where nothing but numbers has changed."""
         # The pieces hold on to the memory of their tensors, so another tensor cannot be where one of them was.
-        asked = [
-            (name, t.data_ptr(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()) for name, t in tensors.items()
-        ]
-        if asked != self._asked or any(map(_is_distributed, tensors.values())):
+        asked = [(name, *_whereabouts(held)) for name, held in tensors.items()]
+        if asked != self._asked:
             self._pieces = pieces_to_write(tensors, of_first, self.rank, self.world_size)
             self._asked = asked
         return self._pieces
 
 
+def _whereabouts(held: Held) -> tuple[object, ...]:
+    """Other memory, or memory read otherwise, is other whereabouts."""
+    if isinstance(held, FlatPart):
+        return (held.start, held.whole_shape, *_whereabouts(held.flat))
+    if is_distributed(held):
+        return (id(held.device_mesh), held.placements, held.shape, *_whereabouts(held.to_local()))
+    return held.data_ptr(), held.shape, held.stride(), held.dtype, held.is_conj(), held.is_neg()
+
+
 def pieces_to_write(
-    tensors: Mapping[str, torch.Tensor], of_first: frozenset[str], rank: int, world_size: int
+    tensors: Mapping[str, Held], of_first: frozenset[str], rank: int, world_size: int
 ) -> list[Piece]:
     """This worker's pieces. Those of all workers together cover every tensor, without overlap.
 
     No worker asks another: each knows the same names and sizes, and so comes to the same division.
 
     Args:
-        tensors: By name. A plain tensor is the same on every worker; a DTensor says which part of it is here.
+        tensors: By name. A plain tensor is the same on every worker; a DTensor says which part of it is here, a
+            `FlatPart` is on no other.
         of_first: Plain tensors that may differ between workers, of which rank 0's are the ones that count.
         rank: Of this worker.
         world_size: How many there are.
@@ -68,7 +78,9 @@ def pieces_to_write(
     shared: dict[tuple[int, int], list[Piece]] = {}
     for name in sorted(tensors):
         tensor = tensors[name]
-        if _is_distributed(tensor):
+        if isinstance(tensor, FlatPart):
+            pieces += [Piece(name, block, tensor.whole_shape, offset) for block, offset in tensor.blocks()]
+        elif is_distributed(tensor):
             piece, copies, which = _local_piece(name, tensor)
             if piece is not None:
                 shared.setdefault((copies, which), []).append(piece)
@@ -85,15 +97,9 @@ def _whole(name: str, tensor: torch.Tensor) -> Piece:
     return Piece(name, tensor, tuple(tensor.shape), (0,) * tensor.ndim)
 
 
-def _is_distributed(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
-    """Without loading what there may be no need for."""
-    return hasattr(tensor, "device_mesh")
-
-
 def _local_piece(name: str, tensor: "DTensor") -> tuple[Piece | None, int, int]:
     """What of a DTensor is here, how many workers hold the same, and which of them this is."""
     from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
@@ -103,10 +109,10 @@ def _local_piece(name: str, tensor: "DTensor") -> tuple[Piece | None, int, int]:
     for dimension, placement in enumerate(placements):
         if isinstance(placement, Replicate):
             copies, which = copies * mesh.size(dimension), which * mesh.size(dimension) + coordinate[dimension]
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    offset, shape = local_place(tensor)
     if math.prod(shape) == 0 and tensor.numel() != 0:
         return None, copies, which
-    return Piece(name, tensor.to_local(), tuple(tensor.shape), tuple(offset)), copies, which
+    return Piece(name, tensor.to_local(), tuple(tensor.shape), offset), copies, which
 
 
 def _share(pieces: Sequence[Piece], copies: int, which: int) -> list[Piece]:

@@ -44,6 +44,8 @@ class Place:
     """Where a block of a tensor lies."""
 
     file: str
+    entry: str
+    """What it is called there."""
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
@@ -76,12 +78,14 @@ class Tensors(Mapping[str, torch.Tensor]):
                 raise ValueError(f"{file_name} begins with {length} bytes of names")
             header = json.loads(file.read(length))
         blocks = json.loads(header.pop("__metadata__")[PLACES])
-        for name, entry in header.items():
+        for name_there, entry in header.items():
             shape = tuple(entry["shape"])
-            block = blocks.get(name, {"shape": shape, "offset": (0,) * len(shape)})
+            block = blocks.get(name_there, {"shape": shape, "offset": (0,) * len(shape)})
+            name = block.get("of", name_there)
             self.shapes[name] = tuple(block["shape"])
             self.dtypes[name] = _TORCH_DTYPES[entry["dtype"]]
-            self.places.setdefault(name, []).append(Place(file_name, tuple(block["offset"]), shape))
+            place = Place(file_name, name_there, tuple(block["offset"]), shape)
+            self.places.setdefault(name, []).append(place)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -96,7 +100,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         """A block of a tensor, put together from the files that hold parts of it."""
         places = self.places[name]
         if len(places) == 1 and places[0].shape == tuple(shape):
-            return self._read(name, places[0], [slice(None)] * len(shape))
+            return self._read(places[0], [slice(None)] * len(shape))
         whole = torch.empty(tuple(shape), dtype=self.dtypes[name])
         for place in places:
             begin = [max(a, b) for a, b in zip(offset, place.offset, strict=True)]
@@ -104,15 +108,15 @@ class Tensors(Mapping[str, torch.Tensor]):
             if all(b < e for b, e in zip(begin, end, strict=True)):
                 inside = [slice(b - o, e - o) for b, e, o in zip(begin, end, place.offset, strict=True)]
                 outside = tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, offset, strict=True))
-                whole[outside] = self._read(name, place, inside)
+                whole[outside] = self._read(place, inside)
         return whole
 
-    def _read(self, name: str, place: Place, inside: list[slice]) -> torch.Tensor:
+    def _read(self, place: Place, inside: list[slice]) -> torch.Tensor:
         try:
             with safe_open(self.path / place.file, framework="pt") as file:
                 if not inside:
-                    return cast(torch.Tensor, file.get_tensor(name))
-                return cast(torch.Tensor, file.get_slice(name)[tuple(inside)])
+                    return cast(torch.Tensor, file.get_tensor(place.entry))
+                return cast(torch.Tensor, file.get_slice(place.entry)[tuple(inside)])
         except (OSError, SafetensorError) as error:
             raise CorruptCheckpointError(f"{place.file} cannot be read: {error}") from error
 

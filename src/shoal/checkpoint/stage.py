@@ -25,8 +25,8 @@ class Staged:
     header: bytes
     data: torch.Tensor
     """Bytes; valid until the next state is staged."""
-    tensors: dict[str, torch.Tensor]
-    """Views of `data`."""
+    tensors: dict[str, list[torch.Tensor]]
+    """Views of `data`, by the name of what they are blocks of."""
 
 
 class Stage:
@@ -48,7 +48,7 @@ class Stage:
         """
         if self._staged is None or pieces is not self._pieces:
             self._pieces, self._staged = pieces, self._lay_out(pieces)
-            self._copies = ([self._staged.tensors[piece.name] for piece in pieces], [piece.block for piece in pieces])
+            self._copies = ([own for each in self._staged.tensors.values() for own in each], _by_name(pieces))
         if pieces:
             torch._foreach_copy_(*self._copies, non_blocking=True)
         if self.device.type == "cuda":
@@ -57,17 +57,20 @@ class Stage:
 
     def _lay_out(self, pieces: Sequence[Piece]) -> Staged:
         """Where in the buffer, and so in the file, each piece has its place."""
+        entries = _entries(pieces)
         parts = {
-            piece.name: {"shape": piece.whole_shape, "offset": piece.offset} for piece in pieces if not piece.is_whole
+            entry: {"of": piece.name, "shape": piece.whole_shape, "offset": piece.offset}
+            for entry, piece in entries.items()
+            if not piece.is_whole
         }
-        kinds = {piece.name: (piece.block.dtype, tuple(piece.block.shape)) for piece in pieces}
+        kinds = {entry: (piece.block.dtype, tuple(piece.block.shape)) for entry, piece in entries.items()}
         layout = lay_out(kinds, {PLACES: json.dumps(parts)})
         self._staged, self._copies = None, ([], [])  # their views would keep the old buffer
         self._make_room(layout.num_bytes)
-        tensors: dict[str, torch.Tensor] = {}
-        for name, (begin, end) in layout.places.items():
-            dtype, shape = kinds[name]
-            tensors[name] = self._buffer[begin:end].view(dtype).view(shape)
+        tensors: dict[str, list[torch.Tensor]] = {}
+        for entry, piece in entries.items():
+            (begin, end), (dtype, shape) = layout.places[entry], kinds[entry]
+            tensors.setdefault(piece.name, []).append(self._buffer[begin:end].view(dtype).view(shape))
         return Staged(layout.header, self._buffer[: layout.num_bytes], tensors)
 
     def _make_room(self, num_bytes: int) -> None:
@@ -77,6 +80,27 @@ class Stage:
         self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
         if self.device.type == "cuda":
             _pin(self._buffer)
+
+
+def _by_name(pieces: Sequence[Piece]) -> list[torch.Tensor]:
+    """The blocks, those of one tensor together."""
+    blocks: dict[str, list[torch.Tensor]] = {}
+    for piece in pieces:
+        blocks.setdefault(piece.name, []).append(piece.block)
+    return [block for each in blocks.values() for block in each]
+
+
+def _entries(pieces: Sequence[Piece]) -> dict[str, Piece]:
+    """What each piece is called in the file: by its name, or, where there are more of that name, a number besides."""
+    entries: dict[str, Piece] = {}
+    names = {piece.name for piece in pieces}
+    for piece in pieces:
+        entry, number = piece.name, 1
+        while entry in entries or (number > 1 and entry in names):
+            number += 1
+            entry = f"{piece.name}#{number}"
+        entries[entry] = piece
+    return entries
 
 
 def _pin(buffer: torch.Tensor) -> None:

@@ -32,6 +32,7 @@ from shoal.checkpoint.shard import CancelledError, NotFiniteError, check_finite,
 from shoal.checkpoint.stage import Staged
 from shoal.core.errors import RunError
 from shoal.core.group import Group
+from shoal.core.parts import FlatPart, Held, is_distributed
 from shoal.core.process import Process
 from shoal.core.version import VERSION
 
@@ -47,7 +48,7 @@ class Snapshot:
     epoch: int
     metrics: Mapping[str, float]
     """Validation metrics, where this step was evaluated."""
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Held]
     values: Mapping[str, Any]
     """What there is once; rank 0's is written."""
     own: Mapping[str, Any]
@@ -120,7 +121,8 @@ class Writer:
         if self.process.is_first:
             texts |= {"state.json": json.dumps(snapshot.values), "recipe.yaml": self.recipe}
         try:
-            check_finite((staged.tensors[name] for name in staged.tensors.keys() & snapshot.finite), go_on)
+            learned = staged.tensors.keys() & snapshot.finite
+            check_finite((block for name in learned for block in staged.tensors[name]), go_on)
             aside.mkdir(parents=True, exist_ok=True)
             files = {shard_name(rank): write_file(aside / shard_name(rank), shard_chunks(staged), go_on)}
             for name, text in texts.items():
@@ -134,7 +136,7 @@ class Writer:
         return {
             "outcome": SAVED,
             "message": "",
-            "of": _names_in_short(snapshot.tensors),
+            "holds": _held_in_short(snapshot.tensors, self.process.world_size),
             "files": {name: [facts.num_bytes, facts.xxh3_128] for name, facts in files.items()},
         }
 
@@ -177,7 +179,11 @@ def _verdict(parts: list[dict[str, Any]]) -> tuple[str, str]:
             if part["outcome"] == outcome:
                 who = f"worker {rank}: " if len(parts) > 1 else ""
                 return outcome, f"{who}{part['message']}"
-    if len({part["of"] for part in parts}) > 1:
+    told: dict[str, list[tuple[int, str]]] = {}
+    for part in parts:
+        for holders, (count, names) in part["holds"].items():
+            told.setdefault(holders, []).append((count, names))
+    if any(len(set(each)) > 1 or each[0][0] != len(each) for each in told.values()):
         # Each has written its share of what it holds, so some tensors would be there in part, or twice.
         raise RunError(
             "the workers hold different tensors, so no checkpoint can be made of them; build the same on all"
@@ -185,7 +191,18 @@ def _verdict(parts: list[dict[str, Any]]) -> tuple[str, str]:
     return SAVED, ""
 
 
-def _names_in_short(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The same for workers whose tensors have the same names and shapes."""
-    told = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items())]
-    return xxhash.xxh3_128_hexdigest("\n".join(told).encode())
+def _held_in_short(tensors: Mapping[str, Held], world_size: int) -> dict[str, tuple[int, str]]:
+    """Workers that hold something together -> how many they are, and what it is: the same on each of them."""
+    told: dict[str, tuple[int, list[str]]] = {}
+    for name, held in sorted(tensors.items()):
+        if isinstance(held, FlatPart):
+            continue  # on this worker alone; whether there are all parts of it shows when it is read
+        holders, count = "all", world_size
+        if is_distributed(held):
+            ranks = held.device_mesh.mesh.flatten().tolist()
+            holders, count = xxhash.xxh3_64_hexdigest(str(ranks).encode()), len(ranks)
+        told.setdefault(holders, (count, []))[1].append(f"{name} {held.dtype} {tuple(held.shape)}")
+    return {
+        holders: (count, xxhash.xxh3_128_hexdigest("\n".join(names).encode()))
+        for holders, (count, names) in told.items()
+    }

@@ -6,7 +6,7 @@ from torch import nn
 from shoal.core.spec import DataSpec
 from shoal.models import section as sections
 from shoal.models.needs import running_text
-from shoal.models.transformer import Block, check_heads, init_weights
+from shoal.models.transformer import BLOCK_TENSOR, Block, check_heads, init_weights
 
 
 def build_gpt(section: sections.Gpt, spec: DataSpec) -> "Gpt":
@@ -28,6 +28,17 @@ def build_gpt(section: sections.Gpt, spec: DataSpec) -> "Gpt":
 class Gpt(nn.Module):
     """Learned positions, pre-norm blocks with causal attention, a final norm and the output projection."""
 
+    shoal_stages = ("embed", "predict")
+    """What runs before the first block and after the last, for a pipeline."""
+    shoal_tensor = {
+        "token_embedding": "vocabulary",
+        "dropout": "split",
+        **{f"blocks.*.{name}": word for name, word in BLOCK_TENSOR.items()},
+        "norm": "tokens",
+        "head": "logits",
+    }
+    """How its layers are divided among workers that share them."""
+
     def __init__(
         self,
         vocab_size: int,
@@ -42,6 +53,8 @@ class Gpt(nn.Module):
     ) -> None:
         super().__init__()
         self.context = context
+        self.heads = heads
+        self.num_tokens = context
         self.token_embedding = nn.Embedding(vocab_size, dim)
         self.position_embedding = nn.Embedding(context, dim)
         self.dropout = nn.Dropout(dropout)
@@ -58,12 +71,21 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids `[batch, tokens]` -> logits `[batch, tokens, vocabulary]` for the token after each."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.predict(x)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids `[batch, tokens]` -> `[batch, tokens, dim]`."""
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"{length} tokens do not fit into the model's context of {self.context} (data.context)")
         positions = torch.arange(length, device=tokens.device)
-        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
-        for block in self.blocks:
-            x = block(x)
+        embedded: torch.Tensor = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        return embedded
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        """`[batch, tokens, dim]` -> logits `[batch, tokens, vocabulary]`."""
         logits: torch.Tensor = self.head(self.norm(x))
         return logits

@@ -11,6 +11,21 @@ from shoal.models.needs import divisors
 
 INIT_STD = 0.02
 
+BLOCK_TENSOR = {
+    "norm1": "tokens",
+    "attention": "gather",
+    "attention.qkv_by_head": "columns",
+    "attention.mix": "heads",
+    "attention.project": "rows",
+    "attention.project_dropout": "tokens",
+    "norm2": "tokens",
+    "mlp": "gather",
+    "mlp.expand": "columns",
+    "mlp.project": "rows",
+    "mlp.project_dropout": "tokens",
+}
+"""How a block's layers are divided among workers; the words are those of `shoal.parallel.tensor_plan`."""
+
 
 def check_heads(heads: int, dim: int) -> None:
     """A user error where the heads do not share the width evenly."""
@@ -66,21 +81,39 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, *, dropout: float = 0.0, bias: bool = True, causal: bool = False) -> None:
         super().__init__()
         assert dim % heads == 0, f"{heads} heads do not share a width of {dim}"
-        self.heads = heads
-        self.dropout = dropout
-        self.causal = causal
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.head_dim = dim // heads
+        # Head by head, each with its query, key and value: so the rows can be divided among workers by heads.
+        self.qkv_by_head = nn.Linear(dim, 3 * dim, bias=bias)
+        self.mix = Mix(dropout, causal)
         self.project = nn.Linear(dim, dim, bias=bias)
         self.project_dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, tokens, dim]` -> the same shape."""
-        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        # The functional form does not know about train() and eval().
-        dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=self.causal)
+        # As many heads as there are rows for here.
+        heads = self.qkv_by_head(x).unflatten(-1, (-1, 3, self.head_dim))
+        query, key, value = heads.permute(3, 0, 2, 1, 4).unbind(0)
+        out = self.mix(query, key, value)
         result: torch.Tensor = self.project_dropout(self.project(out.transpose(1, 2).flatten(2)))
         return result
+
+
+class Mix(nn.Module):
+    """The values of each head's tokens, mixed as queries and keys say; some of the shares dropped in training.
+
+    A module of its own, because workers who share the heads draw other random numbers here.
+    """
+
+    def __init__(self, p: float, causal: bool) -> None:
+        super().__init__()
+        self.p = p
+        self.causal = causal
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """`[batch, heads, tokens, head_dim]`, three times -> the same shape."""
+        # The functional form does not know about train() and eval().
+        dropout = self.p if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=self.causal)
 
 
 class FeedForward(nn.Module):

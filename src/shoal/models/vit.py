@@ -9,7 +9,7 @@ from shoal.core.errors import UserError
 from shoal.core.spec import DataSpec
 from shoal.models import section as sections
 from shoal.models.needs import divisors, image_classes
-from shoal.models.transformer import INIT_STD, Block, check_heads, init_weights
+from shoal.models.transformer import BLOCK_TENSOR, INIT_STD, Block, check_heads, init_weights
 
 
 def build_vit(section: sections.Vit, spec: DataSpec) -> "Vit":
@@ -43,6 +43,15 @@ def build_vit(section: sections.Vit, spec: DataSpec) -> "Vit":
 class Vit(nn.Module):
     """Patches as tokens behind a class token, learned positions, pre-norm blocks; the class token is classified."""
 
+    shoal_stages = ("embed", "predict")
+    """What runs before the first block and after the last, for a pipeline."""
+    shoal_tensor = {
+        "dropout": "split",
+        **{f"blocks.*.{name}": word for name, word in BLOCK_TENSOR.items()},
+        "norm": "join",
+    }
+    """How its layers are divided among workers that share them."""
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],
@@ -57,10 +66,11 @@ class Vit(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = image_shape
-        num_tokens = 1 + (height // patch) * (width // patch)
+        self.heads = heads
+        self.num_tokens = 1 + (height // patch) * (width // patch)
         self.patches = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.positions = nn.Parameter(torch.empty(1, num_tokens, dim))
+        self.positions = nn.Parameter(torch.empty(1, self.num_tokens, dim))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, heads, mlp_dim, dropout=dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
@@ -74,10 +84,20 @@ class Vit(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """`[batch, channels, height, width]` -> logits `[batch, classes]`."""
-        patches = self.patches(images).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
-        x = self.dropout(tokens + self.positions)
+        x = self.embed(images)
         for block in self.blocks:
             x = block(x)
-        logits: torch.Tensor = self.head(self.norm(x[:, 0]))
+        return self.predict(x)
+
+    def embed(self, images: torch.Tensor) -> torch.Tensor:
+        """`[batch, channels, height, width]` -> `[batch, tokens, dim]`."""
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
+        embedded: torch.Tensor = self.dropout(tokens + self.positions)
+        return embedded
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        """`[batch, tokens, dim]` -> logits `[batch, classes]`."""
+        # All tokens through the norm, because each worker may have a part of them.
+        logits: torch.Tensor = self.head(self.norm(x)[:, 0])
         return logits

@@ -1,7 +1,6 @@
 """Data parallel: every worker holds the whole model, and gradients are summed over all of them."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,9 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.batch import StepBatch
 from shoal.core.errors import UserError
-from shoal.core.objective import LossResult, Measured, Objective
+from shoal.core.objective import LossResult, Objective
 from shoal.core.process import Process
 from shoal.parallel.compress import register_hook
 from shoal.parallel.replica import Replica
@@ -39,12 +38,8 @@ class DdpUnit(Replica):
                 raise UserError("parallel.sync_batch_norm: PyTorch has it for GPUs only; turn it off on the CPU")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         super().__init__(model, objective, settings, process)
-        self.group = process.group
-        self.world_size = process.world_size
         self.whole_every = section.sync_every
         self.steps_apart = 0
-        self.buffers = [buffer for buffer in self.model.buffers() if buffer.numel()]
-        self.buffers_differ = False
         self.ddp = DistributedDataParallel(
             _Loss(self),
             bucket_cap_mb=section.bucket_mb,
@@ -70,40 +65,15 @@ class DdpUnit(Replica):
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker the same."""
-        self.buffers_differ = bool(self.buffers)
         if self.whole_every > 1:
             return self._forward_backward_apart(step)
-        if self.objective.count is None:
-            loss = self._accumulate_in_sync(step, lambda: step.num_samples)
-            if self.returns_sums:
-                (total,) = self.group.sum(float(loss.count))
-                self.rescale_gradients(step.num_samples, int(total))
-            return loss
-        counted = self.count(step)
-        wait_for_total = self.group.start_sum(counted)
-        expected: list[float] = []
-
-        def total_count() -> float:
-            if not expected:
-                expected.extend(wait_for_total())
-                if expected[0] == 0:
-                    raise UserError(
-                        "task.count found nothing to learn from in a whole step; check the data and train.global_batch"
-                    )
-            return expected[0]
-
-        loss = self._accumulate_in_sync(step, total_count)
-        self.check_count(counted, loss.count)
-        return loss
-
-    def _accumulate_in_sync(self, step: StepBatch, expected: Callable[[], float]) -> StepLoss:
-        """Gradients summed over all workers, sent with the last micro-batch alone."""
         before_last = contextlib.nullcontext if self.learns_graph else self.ddp.no_sync
         self.learns_graph = False
-        return self.accumulate(step, self.ddp, expected, self.world_size, before_last)
+        return self.accumulate_over_workers(step, self.ddp, before_last)
 
     def _forward_backward_apart(self, step: StepBatch) -> StepLoss:
         """Local SGD: this worker's own mean gradient, which nobody else sees."""
+        self.buffers_differ = bool(self.buffers)
         expected = max(_samples(step) if self.objective.count is None else self.count(step), 1)
         return self.accumulate(step, self.loss_of, lambda: expected)
 
@@ -118,18 +88,12 @@ class DdpUnit(Replica):
 
     def _average(self) -> None:
         """Weights and optimizer state become the mean over all workers: from here on all are the same again."""
-        tensors = [tensor for tensor in self.state().tensors.values() if tensor.is_floating_point()]
-        for tensor in tensors:
+        for tensor in self.state().tensors.values():
+            assert isinstance(tensor, torch.Tensor)
+            if not tensor.is_floating_point():
+                continue
             dist.all_reduce(tensor)
             tensor.div_(self.world_size)
-
-    def evaluate(self, batch: MicroBatch) -> Measured:
-        """The task's metrics on one batch, with the statistics of rank 0, which are the ones that are saved."""
-        if self.buffers_differ:
-            for buffer in self.buffers:
-                dist.broadcast(buffer, 0)
-            self.buffers_differ = False
-        return super().evaluate(batch)
 
     def load(self, state: UnitState) -> None:
         """Take over a state."""

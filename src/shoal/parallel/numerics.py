@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,9 +24,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return contextlib.nullcontext()
 
 
-def build_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
+def build_scaler(
+    precision: str, device: torch.device, kind: type[torch.amp.GradScaler] = torch.amp.GradScaler
+) -> torch.amp.GradScaler | None:
     """Dynamic loss scaling, which fp16 needs."""
-    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
+    return kind(device.type) if precision == "fp16" else None
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -83,6 +85,19 @@ def _set_allocator(settings: str) -> None:
         apply(settings)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"cluster.gpu_allocator: PyTorch refuses {settings!r}: {str(error).splitlines()[0]}") from error
+
+
+def compiled(model: nn.Module, by_block: bool = False) -> nn.Module:
+    """The model to call, through torch.compile.
+
+    By block: each repeated block by itself, where what is between them (gathering weights, sending) is not compiled.
+    """
+    if by_block and (blocks := repeated_blocks(model)):
+        for _, block in blocks:
+            block.compile()
+        return model
+    # Wrapped rather than compiled in place: in place, a plain nn.Sequential silently stays as it is.
+    return cast(nn.Module, torch.compile(model))
 
 
 def recompute_activations(model: nn.Module) -> None:

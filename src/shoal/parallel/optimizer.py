@@ -1,11 +1,13 @@
 """The optimizer of a recipe, and its state by parameter name."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from shoal.core.errors import UserError
+from shoal.core.parts import copy_own_part, shape_of
 from shoal.parallel.section import OptimSection
 
 
@@ -14,11 +16,12 @@ def build_optimizer(model: nn.Module, section: OptimSection) -> torch.optim.Opti
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise UserError("model: has no parameter that trains; nothing would be learned")
+    trained = [parameter for parameter in trained if not parameter.is_meta]  # those are another worker's
     if section.weight_decay and not section.decay_norms_and_biases:
         decayed = [parameter for parameter in trained if parameter.ndim >= 2]
         plain = [parameter for parameter in trained if parameter.ndim < 2]
         groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
+        groups = [group for group in groups if group["params"]] or [{"params": []}]
     else:
         groups = [{"params": trained}]
     options: dict[str, Any] = {"lr": section.lr, "weight_decay": section.weight_decay, "fused": _can_fuse(trained)}
@@ -46,9 +49,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[nn.Parameter
 
 
 def load_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str], tensors: dict[str, torch.Tensor]
+    optimizer: torch.optim.Optimizer,
+    names: dict[nn.Parameter, str],
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str = "",
 ) -> None:
-    """Put back what `optimizer_tensors` took; torch decides device and type of each value."""
+    """Put back what `optimizer_tensors` took, whole under `prefix` and its names; torch decides device and type."""
     numbers = {
         parameter: number
         for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
@@ -56,14 +62,21 @@ def load_optimizer_tensors(
     by_name = {names[parameter]: number for parameter, number in numbers.items()}
     parameters = {names[parameter]: parameter for parameter in numbers}
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for full_name, tensor in tensors.items():
-        name, _, key = full_name.rpartition(".")
-        state.setdefault(by_name[name], {})[key] = _laid_out_like(parameters[name], tensor)
+    for full_name in tensors:
+        if full_name.startswith(prefix):
+            name, _, key = full_name.removeprefix(prefix).rpartition(".")
+            if name in by_name:  # what is not is another worker's
+                state.setdefault(by_name[name], {})[key] = _laid_out_like(parameters[name], tensors, full_name)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _laid_out_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the parameter's strides: fused optimizers walk both in memory order (channels-last weights, say)."""
-    if tensor.shape != parameter.shape:
-        return tensor.clone()
-    return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+def _laid_out_like(parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A copy with the parameter's strides: fused optimizers walk both in memory order (channels-last weights, say).
+
+    Of a parameter that is divided among workers, the same part.
+    """
+    if shape_of(tensors, name) != tuple(parameter.shape):
+        return tensors[name].clone()
+    moment = torch.empty_like(parameter, requires_grad=False)
+    copy_own_part(moment, tensors, name)
+    return moment

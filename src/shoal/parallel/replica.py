@@ -1,20 +1,24 @@
-"""A whole model on one device with its optimizer: what `single` is, and what every worker of `ddp` holds."""
+"""A model on one device with its optimizer, whole or this worker's part of every tensor: what `single` is, and what every
+worker holds of a model whose micro-batches run one after the other."""
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
 from shoal.core.objective import Count, LossResult, Measured, Objective, check_loss
+from shoal.core.parts import copy_own_part, is_distributed, shape_of
 from shoal.core.process import Process
-from shoal.core.weights import named_weights
-from shoal.parallel.numerics import autocast, build_scaler, check_precision, recompute_activations
+from shoal.core.weights import named_weights, take_weights
+from shoal.parallel.clip import SharedScaler, clip_gradients, num_holders
+from shoal.parallel.numerics import autocast, build_scaler, check_precision, compiled, recompute_activations
 from shoal.parallel.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from shoal.parallel.unit import StepLoss, StepSettings, UnitState
 
@@ -22,20 +26,39 @@ from shoal.parallel.unit import StepLoss, StepSettings, UnitState
 class Replica:
     """Micro-batches run one after the other and their gradients add up."""
 
-    def __init__(self, model: nn.Module, objective: Objective, settings: StepSettings, process: Process) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        settings: StepSettings,
+        process: Process,
+        *,
+        is_divided: bool = False,
+    ) -> None:
+        """A model that `is_divided` among the workers is in its place already."""
         check_precision(settings.precision, process.device)
-        self.model = model.to(process.device)
+        self.model = model if is_divided else model.to(process.device)
+        self.is_divided = is_divided
         self.objective = objective
         self.settings = settings
         self.device = process.device
+        self.data_rank = self.random_rank = process.rank
+        self.data_size = process.world_size
+        self.world_size = process.world_size
+        self.group = process.group
         if settings.activation_checkpointing:
             recompute_activations(self.model)
-        # Wrapped rather than compiled in place: in place, a plain nn.Sequential silently stays as it is.
-        self.forward = cast(nn.Module, torch.compile(self.model)) if settings.compile else self.model
+        self.forward = compiled(self.model, by_block=is_divided) if settings.compile else self.model
         self.optimizer = build_optimizer(self.model, settings.optim)
-        self.scaler = build_scaler(settings.precision, self.device)
+        self.scaler = build_scaler(
+            settings.precision, self.device, SharedScaler if is_divided else torch.amp.GradScaler
+        )
         self.autocast = autocast(settings.precision, self.device)
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.buffers = [buffer for buffer in self.model.buffers() if buffer.numel()]
+        self.buffers_differ = False
+        """Whether each worker has statistics of its own, since the last step."""
         self.grad_norm: torch.Tensor | None = None
         self.count_is_checked = False
         self.returns_sums = False
@@ -50,6 +73,38 @@ class Replica:
         count_items = self.objective.count
         assert count_items is not None
         return sum(int(count_items(micro.data)) for micro in step.microbatches if micro.num_samples)
+
+    def accumulate_over_workers(
+        self,
+        step: StepBatch,
+        loss_of: Callable[[Any], LossResult],
+        before_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> StepLoss:
+        """Gradients of the mean loss over the items of the whole step, where the workers' gradients are averaged."""
+        self.buffers_differ = bool(self.buffers)
+        weight, repeats = self.data_size, self.world_size // self.data_size
+        if self.objective.count is None:
+            loss = self.accumulate(step, loss_of, lambda: step.num_samples, weight, before_last)
+            if self.returns_sums:
+                (total,) = self.group.sum(float(loss.count))
+                self.rescale_gradients(step.num_samples, int(total) // repeats)
+            return loss
+        counted = self.count(step)
+        wait_for_total = self.group.start_sum(counted)
+        expected: list[float] = []
+
+        def total_count() -> float:
+            if not expected:
+                expected.append(wait_for_total()[0] / repeats)
+                if expected[0] == 0:
+                    raise UserError(
+                        "task.count found nothing to learn from in a whole step; check the data and train.global_batch"
+                    )
+            return expected[0]
+
+        loss = self.accumulate(step, loss_of, total_count, weight, before_last)
+        self.check_count(counted, loss.count)
+        return loss
 
     def accumulate(
         self,
@@ -124,7 +179,7 @@ class Replica:
         if self.settings.clip_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(optimizer)
-            self.grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
+            self.grad_norm = self.clip(self.settings.clip_norm)
         if self.scaler is not None:
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -132,8 +187,18 @@ class Replica:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients down to `max_norm`; returns what their norm was."""
+        if self.is_divided:
+            return clip_gradients(self.parameters, max_norm, lambda tensor: num_holders(tensor, self.world_size))
+        return nn.utils.clip_grad_norm_(self.parameters, max_norm)
+
     def evaluate(self, batch: MicroBatch) -> Measured:
-        """The task's metrics on one batch, without gradients."""
+        """The task's metrics on one batch, with the statistics of rank 0, which are the ones that are saved."""
+        if self.buffers_differ and self.world_size > 1:
+            for buffer in self.buffers:
+                dist.broadcast(buffer, 0)
+            self.buffers_differ = False
         with torch.no_grad(), self.autocast:
             return self.objective.metrics(self.forward, self._to_device(batch.data), batch.num_samples)
 
@@ -149,7 +214,7 @@ class Replica:
     def state(self) -> UnitState:
         """Weights as `model.NAME`, optimizer state as `optim.NAME.KEY`, the loss scaler among the values."""
         weights = {f"model.{name}": tensor for name, tensor in named_weights(self.model).items()}
-        moments = optimizer_tensors(self.optimizer, self._names())
+        moments = optimizer_tensors(self.optimizer, self.names)
         tensors = weights | {f"optim.{name}": tensor for name, tensor in moments.items()}
         learned = {f"model.{name}" for name, _ in self.model.named_parameters()}
         values = {"scaler": self.scaler.state_dict() if self.scaler else None}
@@ -162,20 +227,25 @@ class Replica:
         if weights.keys() != given:
             wrong = ", ".join(sorted(weights.keys() ^ given)[:5])
             raise UserError(f"model: the checkpoint is of another model (differs in {wrong}); use its own recipe")
+        tensors = cast("Mapping[str, torch.Tensor]", state.tensors)
         for name in given:
-            tensor = state.tensors[f"model.{name}"]
-            if weights[name].shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)} in the checkpoint and {tuple(weights[name].shape)} in this model"
+            shape = shape_of(tensors, f"model.{name}")
+            if tuple(weights[name].shape) != shape:
+                shapes = f"{shape} in the checkpoint and {tuple(weights[name].shape)} in this model"
                 raise UserError(f"model: {name} is {shapes}; use the checkpoint's own recipe")
-            weights[name].copy_(tensor)
-        optim = (name for name in state.tensors if name.startswith("optim."))
-        moments = {name.removeprefix("optim."): state.tensors[name] for name in optim}
-        load_optimizer_tensors(self.optimizer, self._names(), moments)
+            copy_own_part(weights[name], tensors, f"model.{name}")
+        load_optimizer_tensors(self.optimizer, self.names, tensors, "optim.")
         if self.scaler is not None and state.values.get("scaler"):
             self.scaler.load_state_dict(state.values["scaler"])
 
-    def _names(self) -> dict[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self.model.named_parameters()}
+    def take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take over some weights; the others stay."""
+        take_weights(self.model, weights)
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight as a whole, in the order of their names."""
+        for name, tensor in sorted(named_weights(self.model).items()):
+            yield name, tensor.full_tensor() if is_distributed(tensor) else tensor
 
     def _to_device(self, data: Any) -> Any:
         return data if self.device.type == "cpu" else move(data, self.device)

@@ -9,12 +9,82 @@ from shoal.core.section import Section
 Positive = Annotated[int, Field(gt=0)]
 
 
+class FsdpSection(Section):
+    """Fully sharded data parallel (PyTorch's FSDP2): workers hold a part of every block, and gather it to compute."""
+
+    shard_size: Positive | Literal["node"] | None = None
+    """Workers that hold one copy of the model between them; each further group of so many holds another (HSDP).
+    `node`: those of one machine. Null: all of them, so that there is one copy."""
+    reshard_after_forward: bool = True
+    """Let go of a block's gathered weights after its forward pass, and gather them again for the backward pass: less
+    memory, more communication."""
+    reduce_every_micro_batch: bool = True
+    """Sum gradients over the workers after every micro-batch, so that none holds whole ones. False: after the last of a
+    step alone, which communicates less and holds a whole gradient on every worker meanwhile."""
+    param_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """What weights are gathered in; `auto` goes by train.precision. Each worker keeps its part in full precision."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What gradients are summed in."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state in the host's memory, where the optimizer then runs too."""
+
+
+class DeepSpeedSection(Section):
+    """DeepSpeed's ZeRO; needs `pip install 'shoal[deepspeed]'`."""
+
+    stage: Annotated[int, Field(ge=1, le=3)] = 2
+    """What is divided among the workers. 1: optimizer state; 2: gradients too; 3: weights too."""
+    offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
+    """Where optimizer state is kept, and where the optimizer runs; nvme is for stage 3."""
+    offload_params: Literal["none", "cpu", "nvme"] = "none"
+    """Where weights are kept while they are not computed with; for stage 3."""
+    nvme_dir: str | None = None
+    """A folder on a fast disk of each machine, for what is offloaded to nvme."""
+    config: str | None = None
+    """A ds_config.json of your own for everything else; what a recipe says itself may not be said there differently."""
+
+
+class PipelineSection(Section):
+    """Pipeline parallel: each worker holds some of the model's blocks, and micro-batches flow through all of them."""
+
+    stages: Positive | None = None
+    """Workers in one pipeline; each further group of so many is another, with data of its own. Null: all of them."""
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    """`gpipe`: all forward passes, then all backward ones. `1f1b`: in turns, which holds fewer activations.
+    `interleaved`: the same, with several stages on each worker, which leaves shorter gaps."""
+    stages_per_worker: Annotated[int, Field(ge=2)] = 2
+    """interleaved: stages on each worker."""
+
+
+class TensorSection(Section):
+    """Tensor parallel: each worker computes a part of every layer."""
+
+    size: Positive | None = None
+    """Workers that share every layer, which should be on one machine; each further group of so many holds another copy
+    of the model and has data of its own. Null: all of them."""
+    sequence: bool = True
+    """Between layers, each worker keeps a part of the tokens rather than all; only where their number divides."""
+    across: Literal["ddp", "fsdp"] = "ddp"
+    """What the groups do with each other: `ddp` sums gradients, `fsdp` divides every worker's part of the model
+    further among them."""
+
+
 class ParallelSection(Section):
     """How one step runs on the devices."""
 
-    strategy: Literal["auto", "single", "ddp"] = "auto"
+    strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed", "pipeline", "tensor"] = "auto"
     """`single`: one process on one device. `ddp`: every worker holds the whole model, gradients are summed over all.
-    `auto`: single for one worker, ddp for more."""
+    `fsdp`: weights, gradients and optimizer state are divided among the workers. `deepspeed`: the same by DeepSpeed's
+    ZeRO. `pipeline`: each worker holds some of the blocks. `tensor`: each worker computes a part of every layer.
+    `auto`: single for one worker; for more ddp if the model fits, else fsdp."""
+    fsdp: FsdpSection = FsdpSection()
+    """For strategy fsdp, and for tensor across fsdp."""
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
+    """For strategy deepspeed."""
+    pipeline: PipelineSection = PipelineSection()
+    """For strategy pipeline."""
+    tensor: TensorSection = TensorSection()
+    """For strategy tensor."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How workers talk: `auto` takes NCCL between GPUs and Gloo between CPUs."""
     bucket_mb: Annotated[float, Field(gt=0)] = 25.0

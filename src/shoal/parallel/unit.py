@@ -1,6 +1,6 @@
 """The seam between the loop and a strategy: one training step, and the state behind it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.objective import Count, Measured
+from shoal.core.parts import Held
 from shoal.parallel.section import OptimSection
 
 
@@ -21,13 +22,18 @@ class StepSettings:
     compile: bool = False
     clip_norm: float | None = None
     activation_checkpointing: bool = False
+    global_batch: int = 1
+    """Samples of the largest step that there will be, over all workers."""
+    micro_batch: int = 1
+    """Samples of the largest micro-batch."""
 
 
 @dataclass(slots=True)
 class StepLoss:
     """This worker's part of a step's loss, still on the device: terms to add up, each with its weight, and their count.
 
-    Kept as terms, because whoever adds them up can weight and add in one operation.
+    Kept as terms, because whoever adds them up can weight and add in one operation. Where several workers compute the
+    loss of the same samples, one of them has it and the others have none.
     """
 
     terms: list[tuple[torch.Tensor, int]]
@@ -38,7 +44,9 @@ class StepLoss:
 class UnitState:
     """Everything a strategy must get back to go on: tensors by name, and small values that JSON can hold."""
 
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Held]
+    """A plain tensor is the same on every worker; a DTensor or a `FlatPart` is what this one holds of it. To load from,
+    they are whole, and may be in a file still: take what is needed with `shoal.core.parts.copy_own_part`."""
     values: dict[str, Any] = field(default_factory=dict)
     of_first: frozenset[str] = frozenset()
     """Tensors that may differ between workers that hold the same weights; rank 0's are the ones that count."""
@@ -48,7 +56,15 @@ class TrainUnit(Protocol):
     """A model, its optimizer and the way a step runs. The loop knows nothing else of a strategy."""
 
     model: nn.Module
+    """With the names that it has in one process; what of it is on another worker is on the meta device here."""
     device: torch.device
+    data_rank: int
+    """Which share of every step's samples this worker trains on; those that hold a copy of the model between them, but
+    for the state that is divided by data, take the same one."""
+    data_size: int
+    """How many shares there are."""
+    random_rank: int
+    """The first of the workers that must draw the same random numbers as this one; itself where there are none."""
     whole_every: int
     """Steps between two points at which all workers hold the same state: what may be saved or evaluated."""
 
@@ -61,7 +77,7 @@ class TrainUnit(Protocol):
         ...
 
     def evaluate(self, batch: MicroBatch) -> Measured:
-        """The task's metrics on one batch, without gradients."""
+        """The task's metrics on one batch, without gradients; {} where another worker has those of the same samples."""
         ...
 
     def report(self) -> dict[str, float]:
@@ -74,4 +90,13 @@ class TrainUnit(Protocol):
 
     def load(self, state: UnitState) -> None:
         """Take over a state."""
+        ...
+
+    def take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take over some weights, whole and each read when it is asked for, by their names; the others stay."""
+        ...
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight as a whole, in the order of their names, one at a time. Every worker must go through all of
+        them; rank 0 gets what is told."""
         ...

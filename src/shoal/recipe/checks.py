@@ -1,9 +1,8 @@
 """What no single field can tell: combinations of fields that cannot work. Pure; returns all that is wrong."""
 
-from collections.abc import Iterator
-
 from shoal.core.metrics import direction
 from shoal.data.section import OF_TASK, CsvText
+from shoal.recipe.parallel_checks import Found, num_shares, parallel_problems
 from shoal.recipe.schema import Recipe
 from shoal.tasks.section import METRICS, CustomTask
 
@@ -27,12 +26,10 @@ def problems(recipe: Recipe) -> list[tuple[tuple[str, ...], str]]:
         *_optim_problems(recipe),
         *_data_problems(recipe),
         *_metric_problems(recipe),
+        *parallel_problems(recipe),
         *_cluster_problems(recipe),
         *_upload_problems(recipe),
     ]
-
-
-Found = Iterator[tuple[tuple[str, ...], str]]
 
 
 def _task_problems(recipe: Recipe) -> Found:
@@ -57,20 +54,28 @@ def _length_problems(recipe: Recipe) -> Found:
     if recipe.cluster.min_workers is not None:
         if train.global_batch < workers:
             yield ("train", "global_batch"), f"{train.global_batch} is fewer than cluster.workers {workers}"
-    elif train.global_batch % workers:
+    elif (shares := num_shares(recipe)) is None:
+        return
+    elif train.global_batch % shares:
         yield (
             ("train", "global_batch"),
-            f"{train.global_batch} is not divisible by cluster.workers {workers}; "
-            f"nearest that is: {_nearest_multiple(train.global_batch, workers)}",
+            f"{train.global_batch} is not divisible by {_shares_in_words(workers, shares)}; "
+            f"nearest that is: {_nearest_multiple(train.global_batch, shares)}",
         )
-    elif train.micro_batch and (train.global_batch // workers) % train.micro_batch:
-        share = train.global_batch // workers
+    elif train.micro_batch and (train.global_batch // shares) % train.micro_batch:
+        share = train.global_batch // shares
         best = _nearest_divisor(share, train.micro_batch)
         yield (
             ("train", "micro_batch"),
             f"{train.micro_batch} does not divide the {share} samples of a worker "
-            f"(train.global_batch {train.global_batch} / cluster.workers {workers}); nearest that does: {best}",
+            f"(train.global_batch {train.global_batch} / {_shares_in_words(workers, shares)}); nearest that does: {best}",
         )
+
+
+def _shares_in_words(workers: int, shares: int) -> str:
+    if shares == workers:
+        return f"cluster.workers {workers}"
+    return f"the {shares} shares of the data that cluster.workers {workers} make under this strategy"
 
 
 def _nearest_divisor(value: int, wanted: int) -> int:
@@ -148,11 +153,6 @@ def _upload_problems(recipe: Recipe) -> Found:
 def _cluster_problems(recipe: Recipe) -> Found:
     cluster = recipe.cluster
     parallel = recipe.parallel
-    if cluster.workers > 1 and parallel.strategy == "single":
-        yield (
-            ("cluster", "workers"),
-            f"{cluster.workers} workers are not possible with parallel.strategy single; set 1, or strategy ddp",
-        )
     if cluster.min_workers is not None and cluster.min_workers > cluster.workers:
         yield ("cluster", "min_workers"), f"{cluster.min_workers} is more than cluster.workers {cluster.workers}"
     if parallel.hierarchical and parallel.compress != "none":

@@ -25,7 +25,8 @@ class TrainSection(Section):
     global_batch: Positive = 64
     """Samples per optimizer step over all workers; everything else follows from it."""
     micro_batch: Positive | None = None
-    """Samples that one worker computes at once; null takes the worker's whole share. Fewer needs less memory."""
+    """Samples that one worker computes at once; null takes the worker's whole share (in a pipeline, what makes two
+    micro-batches a stage). Fewer needs less memory."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """fp32; tf32 (NVIDIA matmuls); bf16 autocast; fp16 autocast with dynamic loss scaling."""
     compile: bool = False
@@ -143,9 +144,15 @@ class Recipe(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()
 
-    def micro_batch(self, world_size: int) -> int:
-        """Samples that one of `world_size` workers computes at once."""
-        return self.train.micro_batch or -(-self.train.global_batch // world_size)
+    def micro_batch(self, num_shares: int) -> int:
+        """Samples that a worker computes at once, where a step's samples are divided into `num_shares`."""
+        if self.train.micro_batch:
+            return self.train.micro_batch
+        share = -(-self.train.global_batch // num_shares)
+        if self.parallel.strategy == "pipeline":  # which is idle less, the more there are to flow
+            stages = max(self.cluster.workers // num_shares, 1)
+            return max(share // (2 * stages), 1)
+        return share
 
 
 NAMED_SECTIONS = ("task", "model", "data")

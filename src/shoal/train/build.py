@@ -7,21 +7,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.deferred import CannotDeferError, Deferred
 from shoal.core.errors import UserError
 from shoal.core.objective import Objective
 from shoal.core.process import Process
-from shoal.core.rng import derive_seed, seed_all
+from shoal.core.rng import capture_rng, derive_seed, restore_rng, seed_all
 from shoal.core.spec import DataSpec
 from shoal.data.build import build_datasets
 from shoal.data.dataset import Datasets, in_one_go
 from shoal.data.order import Order
 from shoal.data.section import OF_TASK
 from shoal.models.build import build_model
-from shoal.parallel.build import build_unit
+from shoal.parallel.build import CAN_FILL, Initial, build_unit, choose_strategy
+from shoal.parallel.degrees import find_degrees
 from shoal.parallel.unit import StepSettings, TrainUnit
 from shoal.recipe.identity import fixed_fields
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
+from shoal.train.initial import Described, describe
 from shoal.train.state import Identity
 
 
@@ -34,6 +37,8 @@ class Built:
     datasets: Datasets
     order: Order
     num_parameters: int
+    described: list[Described]
+    """Every tensor of the model, as it was before it was divided."""
     identity: Identity
     warnings: list[str]
 
@@ -45,25 +50,32 @@ def build(recipe: Recipe, process: Process) -> Built:
     task = build_task(recipe.task)
     datasets = _datasets(task, recipe)
     seed_all(derive_seed(seed, 1))
-    model = _model(task, recipe, datasets.spec)
+    warnings = _unused_sections(task, recipe)
+    model, initial = _model_to_fill(task, recipe, datasets.spec, process, warnings)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    described = describe(model)
     objective = task_objective(task)
-    unit = build_unit(recipe.parallel, model, objective, step_settings(recipe), process)
-    # From here on only the model draws, in the loop; each rank by itself.
-    seed_all(derive_seed(seed, 2, process.rank))
+    settings = step_settings(recipe, process.world_size)
+    unit = build_unit(recipe.parallel, model, objective, settings, process, initial)
+    # From here on only the model draws, in the loop; each rank by itself, unless several compute the same.
+    seed_all(derive_seed(seed, 2, unit.random_rank))
     order = Order(len(datasets.train), recipe.train.global_batch, seed)
     identity = Identity(len(datasets.train), fixed_fields(recipe))
-    return Built(unit, objective, datasets, order, num_parameters, identity, _unused_sections(task, recipe))
+    return Built(unit, objective, datasets, order, num_parameters, described, identity, warnings)
 
 
-def step_settings(recipe: Recipe) -> StepSettings:
+def step_settings(recipe: Recipe, world_size: int = 1) -> StepSettings:
     """What of a recipe a strategy must know."""
+    strategy = choose_strategy(recipe.parallel, world_size)
+    num_shares = find_degrees(recipe.parallel, strategy, world_size).data
     return StepSettings(
         optim=recipe.optim,
         precision=recipe.train.precision,
         compile=recipe.train.compile,
         clip_norm=recipe.train.clip_norm,
         activation_checkpointing=recipe.train.activation_checkpointing,
+        global_batch=recipe.train.global_batch,
+        micro_batch=recipe.micro_batch(num_shares),
     )
 
 
@@ -91,6 +103,23 @@ def _datasets(task: Any, recipe: Recipe) -> Datasets:
             if watched is not None:
                 raise UserError(f"{name}: needs a validation dataset, and there is none; add one or remove this")
     return found
+
+
+def _model_to_fill(
+    task: Any, recipe: Recipe, spec: DataSpec, process: Process, warnings: list[str]
+) -> tuple[nn.Module, Initial | None]:
+    """The model; where workers hold parts of it, without memory, and the weights that it begins with one at a time."""
+    if choose_strategy(recipe.parallel, process.world_size) not in CAN_FILL:
+        return _model(task, recipe, spec), None
+    state = capture_rng(torch.device("cpu"))
+    try:
+        deferred = Deferred(lambda: _model(task, recipe, spec))
+    except CannotDeferError as error:
+        restore_rng(state, torch.device("cpu"))
+        why = f"because building it needs values ({error})"
+        warnings.append(f"model: is built whole in the memory of every worker before it is divided, {why}")
+        return _model(task, recipe, spec), None
+    return deferred.model, deferred.weights()
 
 
 def _model(task: Any, recipe: Recipe, spec: DataSpec) -> nn.Module:

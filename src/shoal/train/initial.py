@@ -18,6 +18,7 @@ from torch import nn
 from shoal.checkpoint.check import look_at_whole, newest_whole
 from shoal.checkpoint.export import PICKLES, PREFIX, SUFFIX
 from shoal.checkpoint.folder import being_read, read_info
+from shoal.checkpoint.layout import DTYPES
 from shoal.checkpoint.manifest import CorruptCheckpointError
 from shoal.checkpoint.read import Tensors
 from shoal.core.errors import UserError
@@ -28,6 +29,7 @@ from shoal.train.restore import on_first
 
 FIELD = "train.init_from"
 _MOST_NAMES = 10
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass
@@ -68,8 +70,36 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
-def fill(model: nn.Module, where: str, process: Process) -> Initial:
-    """Copy weights into a model, by name. Every worker must call this, and each reads the files by itself.
+@dataclass(frozen=True)
+class Described:
+    """A tensor of a model, as it is before the model is divided among workers."""
+
+    names: list[str]
+    """More than one where it is tied."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def describe(model: nn.Module) -> list[Described]:
+    """Every tensor of a model."""
+    own = model.state_dict(keep_vars=True)
+    names_of: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        names_of.setdefault(id(tensor), []).append(name)
+    firsts = [(names, own[names[0]]) for names in names_of.values()]
+    return [Described(names, tuple(tensor.shape), tensor.dtype) for names, tensor in firsts]
+
+
+def fill(
+    model: list[Described], take: Callable[[Mapping[str, torch.Tensor]], None], where: str, process: Process
+) -> Initial:
+    """Have weights taken over, by name. Every worker must call this, and each reads what it needs by itself.
+
+    Args:
+        model: What there is to be filled.
+        take: Given whole tensors by name, each read when it is asked for.
+        where: Files, a checkpoint or a run.
+        process: Which worker this is.
 
     Raises:
         UserError: On every worker, if one cannot read them, or nothing in them is of this model.
@@ -78,8 +108,9 @@ def fill(model: nn.Module, where: str, process: Process) -> Initial:
     account, message = Initial(path, passed_over=passed_over), None
     try:
         with _opened(Path(path)) as given:
-            _copy(model, given, account)
-        _check_some_fit(model, given, account)
+            chosen = _choose(model, given, account)
+            _check_some_fit(model, given, account)
+            take(_Chosen(chosen, given.read))
     except UserError as error:
         message = str(error)
     except (CorruptCheckpointError, SafetensorError, OSError) as error:
@@ -119,7 +150,25 @@ class _Given:
     """Weights to be had, each read when it is asked for."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype]
     read: Callable[[str], torch.Tensor]
+
+
+class _Chosen(Mapping[str, torch.Tensor]):
+    """Weights by the names that they have in the model, each read when it is asked for."""
+
+    def __init__(self, names: dict[str, str], read: Callable[[str], torch.Tensor]) -> None:
+        self.names = names
+        self.read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.read(self.names[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @contextlib.contextmanager
@@ -130,21 +179,24 @@ def _opened(path: Path) -> Iterator[_Given]:
             tensors = Tensors(info)
             names = [name.removeprefix(PREFIX) for name in tensors if name.startswith(PREFIX)]
             shapes = {name: tensors.shapes[PREFIX + name] for name in names}
-            yield _Given(shapes, lambda name: tensors[PREFIX + name])
+            dtypes = {name: tensors.dtypes[PREFIX + name] for name in names}
+            yield _Given(shapes, dtypes, lambda name: tensors[PREFIX + name])
         return
     files = _names_by_file(path)
     places: dict[str, Path] = {}
-    shapes = {}
+    shapes, dtypes = {}, {}
     for file, wanted in files.items():
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys() if wanted is None else sorted(wanted):
-                places[name], shapes[name] = file, tuple(opened.get_slice(name).get_shape())
+                found = opened.get_slice(name)
+                places[name], shapes[name] = file, tuple(found.get_shape())
+                dtypes[name] = _TORCH_DTYPES.get(found.get_dtype(), torch.float32)  # a float that is newer than we know
 
     def read(name: str) -> torch.Tensor:
         with safe_open(places[name], framework="pt") as opened:
             return cast(torch.Tensor, opened.get_tensor(name))
 
-    yield _Given(shapes, read)
+    yield _Given(shapes, dtypes, read)
 
 
 def _names_by_file(path: Path) -> dict[Path, set[str] | None]:
@@ -185,34 +237,35 @@ def _no_pickles(path: Path) -> str:
     )
 
 
-def _copy(model: nn.Module, given: _Given, account: Initial) -> None:
-    """Fill what fits. A tensor with several names (tied weights) may be given by any of them."""
-    own = model.state_dict(keep_vars=True)
-    names_of: dict[int, list[str]] = {}
-    for name, tensor in own.items():
-        names_of.setdefault(id(tensor), []).append(name)
-    for names in names_of.values():
-        here, there = own[names[0]].detach(), [name for name in names if name in given.shapes]
+def _choose(model: list[Described], given: _Given, account: Initial) -> dict[str, str]:
+    """Name here -> name there of what fits. A tensor with several names (tied weights) may be given by any of them."""
+    chosen: dict[str, str] = {}
+    for tensor in model:
+        there = [name for name in tensor.names if name in given.shapes]
         if not there:
-            account.missing.append(names[0])
-        elif (shape := given.shapes[there[0]]) != tuple(here.shape):
-            account.misfits.append(f"{there[0]} {list(shape)} instead of {list(here.shape)}")
-        elif (tensor := given.read(there[0])).is_floating_point() != here.is_floating_point():
-            account.misfits.append(f"{there[0]} {tensor.dtype} instead of {here.dtype}")
+            account.missing.append(tensor.names[0])
+        elif (shape := given.shapes[there[0]]) != tensor.shape:
+            account.misfits.append(f"{there[0]} {list(shape)} instead of {list(tensor.shape)}")
+        elif (dtype := given.dtypes[there[0]]).is_floating_point != tensor.dtype.is_floating_point:
+            account.misfits.append(f"{there[0]} {dtype} instead of {tensor.dtype}")
         else:
-            here.copy_(tensor)
+            chosen[tensor.names[0]] = there[0]
             account.loaded += 1
             # Untied there and tied here: there is room for the first alone.
-            account.unexpected += [name for name in there[1:] if not torch.equal(given.read(name), tensor)]
+            first = given.read(there[0]) if there[1:] else None
+            account.unexpected += [n for n in there[1:] if first is None or not torch.equal(given.read(n), first)]
+    own = {name for tensor in model for name in tensor.names}
     account.unexpected += sorted(name for name in given.shapes if name not in own)
+    return chosen
 
 
-def _check_some_fit(model: nn.Module, given: _Given, account: Initial) -> None:
+def _check_some_fit(model: list[Described], given: _Given, account: Initial) -> None:
     if account.loaded:
         return
     if account.misfits:
         raise UserError(f"{FIELD}: nothing in {account.path} fits this model: {_some(account.misfits)}")
-    theirs, ours = (", ".join(sorted(names)[:3]) or "none" for names in (given.shapes, model.state_dict()))
+    own = [name for tensor in model for name in tensor.names]
+    theirs, ours = (", ".join(sorted(names)[:3]) or "none" for names in (given.shapes, own))
     raise UserError(
         f"{FIELD}: none of the {len(given.shapes)} names in {account.path} ({theirs}, ...) is one of this model's "
         f"({ours}, ...); give weights of the same architecture, or rename them"

@@ -50,7 +50,7 @@ def restore_newest(
             on_first(process.group, lambda: _check_identity(content, identity, found.step))
             on_first(process.group, search.tidy)
             unit.load(UnitState(content.tensors, content.values["unit"]))
-            restored.state = _take_own_part(content, process, seed)
+            restored.state = _take_own_part(content, process, unit.random_rank, seed)
     except (CorruptCheckpointError, KeyError, TypeError) as error:  # although it has just been verified
         raise UserError(f"--resume: {found.path} cannot be read on {socket.gethostname()}: {error}") from error
     restored.checkpoint = found
@@ -162,16 +162,19 @@ def _problem(path: Path, process: Process) -> list[str] | None:
     return None
 
 
-def _take_own_part(content: Content, process: Process, seed: int) -> TrainState:
-    """The state with this worker's own generators and loss since the last report."""
+def _take_own_part(content: Content, process: Process, random_rank: int, seed: int) -> TrainState:
+    """The state with this worker's own generators and loss since the last report.
+
+    Generators are those of `random_rank`, as they are on all workers that must draw the same.
+    """
     state, workers = TrainState.from_values(content.values["train"]), content.workers
     if len(workers) == process.world_size:
         own = workers[process.rank]
-        restore_rng(own["rng"], process.device)
+        restore_rng(workers[random_rank]["rng"], process.device)
         state.window_loss, state.window_count = own["window_loss"], own["window_count"]
         return state
     # Another number of workers: their generators cannot be divided, so new ones begin, the same ones every time.
-    seed_all(derive_seed(seed, 3, state.step, process.world_size, process.rank))
+    seed_all(derive_seed(seed, 3, state.step, process.world_size, random_rank))
     state.window_loss = sum(worker["window_loss"] for worker in workers) if process.is_first else 0.0
     state.window_count = sum(worker["window_count"] for worker in workers) if process.is_first else 0
     return state

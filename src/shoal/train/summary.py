@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.core.weights import named_weights, weights_sha256
 from shoal.observe.runs import resume_command
 from shoal.observe.verdict import goodput, verdict
 from shoal.train.loop import STEPPING, Training
@@ -26,7 +25,7 @@ class Origin:
     """Seconds to the first step, where it was made before the workers were started again."""
 
 
-def summarise(run: Training, origin: Origin, status: str) -> dict[str, Any]:
+def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | None = None) -> dict[str, Any]:
     """The summary of a run that has ended as `status`: done, interrupted or failed."""
     clock, state = run.clock, run.state
     before_clock_s = max(0.0, time.time() - origin.started - clock.elapsed_s)
@@ -39,7 +38,7 @@ def summarise(run: Training, origin: Origin, status: str) -> dict[str, Any]:
         "step": state.step,
         "epoch": round(state.step / run.plan.steps_per_epoch, 4),
         "metrics": dict(state.metrics),
-        "weights_sha256": None if status == "failed" else weights_sha256(named_weights(run.unit.model)),
+        "weights_sha256": weights_sha256,
         "samples_per_s": round((state.samples - origin.samples_before) / max(stepping_s, 1e-9), 2),
         "time_to_first_step_s": _rounded(origin.first_step_s, before_clock_s, run.first_step_s),
         "restarts": origin.restarts,

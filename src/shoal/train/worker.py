@@ -1,5 +1,6 @@
 """One process of a run, from recipe to summary: the only place where things are put together."""
 
+import collections
 import contextlib
 import os
 import shutil
@@ -21,6 +22,7 @@ from shoal.core.errors import RunError, UserError
 from shoal.core.group import by_network
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
+from shoal.core.weights import weights_sha256
 from shoal.data.loader import evaluation_batches, train_batches
 from shoal.observe.records import Observer, Observers
 from shoal.observe.run_folder import RunFolder
@@ -32,7 +34,7 @@ from shoal.recipe.load import LoadedRecipe
 from shoal.train.agree import AgreedStop
 from shoal.train.build import Built, build
 from shoal.train.failure import in_words
-from shoal.train.initial import fill
+from shoal.train.initial import Initial, fill
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import check_whole, make_plan
 from shoal.train.restore import Restored, on_first, restore_newest
@@ -119,7 +121,7 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
         elif (recipe := request.loaded.recipe).checkpoint.upload_to:
             on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
         if restored.checkpoint is None and (init_from := request.loaded.recipe.train.init_from) is not None:
-            restored.told.append(("initial_weights", fill(built.unit.model, init_from, process).to_record()))
+            restored.told.append(("initial_weights", _fill(built, init_from, process).to_record()))
         saver = _saver(request, folder, observer, process)
         run = _assemble(request, built, restored, saver, observer, process)
         if run.state.step > run.plan.num_steps:
@@ -150,6 +152,10 @@ def _restore(request: RunRequest, built: Built, folder: RunFolder, process: Proc
     recipe = request.loaded.recipe
     remote = remote_of(request.run_dir.name, recipe.checkpoint) if recipe.checkpoint.upload_to else None
     return restore_newest(folder.checkpoints, built.unit, process, built.identity, recipe.train.seed, remote)
+
+
+def _fill(built: Built, init_from: str, process: Process) -> Initial:
+    return fill(built.described, built.unit.take_weights, init_from, process)
 
 
 def _take_over(folder: RunFolder, request: RunRequest) -> None:
@@ -211,10 +217,10 @@ def _assemble(
     recipe, datasets, order = request.loaded.recipe, built.datasets, built.order
     state, resumed = restored.state, restored.checkpoint
     plan = make_plan(recipe, order.steps_per_epoch)
-    micro_batch = recipe.micro_batch(process.world_size)
+    micro_batch = recipe.micro_batch(built.unit.data_size)
     loading: dict[str, Any] = {
-        "rank": process.rank,
-        "world_size": process.world_size,
+        "rank": built.unit.data_rank,
+        "world_size": built.unit.data_size,
         "workers": recipe.data.workers if recipe.data else 0,
         "pin_memory": process.device.type == "cuda",
     }
@@ -291,7 +297,7 @@ def _run(
     except BaseException as error:  # noqa: BLE001 - written down, then raised again
         if isinstance(error, Exception) and not by_network(error):  # without the others it cannot be committed
             saver.settle(_SETTLE_S)
-        failure = in_words(error, request.run_dir, run.recipe.micro_batch(process.world_size))
+        failure = in_words(error, request.run_dir, run.recipe.micro_batch(run.unit.data_size))
         if request.supervised:
             raise failure from error.__cause__
         message = request.loaded.hide(str(failure)) or type(failure).__name__
@@ -304,9 +310,11 @@ def _run(
         watched = run.recipe.early_stop.metric
         run.observer.event("early_stop", {"step": run.state.step, "metric": watched, "best": run.state.best})
     status = "done" if ending in ("done", "early_stop") else "interrupted"
+    weights = run.unit.full_weights()  # which all workers put together
     if not process.is_first:
+        collections.deque(weights, maxlen=0)
         return {"status": status, "ended_by": ending}
-    summary = summarise(run, origin, status) | {"ended_by": ending}
+    summary = summarise(run, origin, status, weights_sha256(weights)) | {"ended_by": ending}
     folder.write_summary(summary)
     run.observer.event(status, {"step": run.state.step})
     return summary

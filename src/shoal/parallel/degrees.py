@@ -1,0 +1,76 @@
+"""How many workers share what, as a recipe says it. Loads without torch."""
+
+from dataclasses import dataclass
+
+from shoal.parallel.section import ParallelSection
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The sides of the block that the workers form; they multiply to the number of workers."""
+
+    copies: int
+    """Groups that each hold a whole model and sum gradients with the others."""
+    shards: int = 1
+    """Workers that divide the state of a copy among them, each with data of its own."""
+    stages: int = 1
+    """Workers that a micro-batch goes through one after the other."""
+    tensor: int = 1
+    """Workers that share every layer."""
+
+    @property
+    def data(self) -> int:
+        """Into how many shares the samples of a step are divided."""
+        return self.copies * self.shards
+
+
+class DegreesError(ValueError):
+    """The workers cannot be divided as asked; holds the field of `parallel` and words."""
+
+    def __init__(self, field: tuple[str, ...], words: str) -> None:
+        super().__init__(words)
+        self.field = field
+
+
+def find_degrees(section: ParallelSection, strategy: str, workers: int, node_workers: int | None = None) -> Degrees:
+    """How `workers` are divided under `strategy`.
+
+    Args:
+        section: Of the recipe.
+        strategy: The one that is taken, if the recipe leaves it open.
+        workers: How many there are.
+        node_workers: On each machine, where that is known and the same everywhere.
+    """
+    if strategy == "fsdp":
+        return _sharded(section, workers, node_workers, tensor=1)
+    if strategy == "deepspeed":
+        return Degrees(1, shards=workers)
+    if strategy == "pipeline":
+        stages = section.pipeline.stages or workers
+        _check_divides(("pipeline", "stages"), stages, workers)
+        return Degrees(workers // stages, stages=stages)
+    if strategy == "tensor":
+        size = section.tensor.size or workers
+        _check_divides(("tensor", "size"), size, workers)
+        if section.tensor.across == "fsdp":
+            return _sharded(section, workers // size, None if node_workers is None else node_workers // size, size)
+        return Degrees(workers // size, tensor=size)
+    return Degrees(workers)
+
+
+def _sharded(section: ParallelSection, workers: int, node_workers: int | None, tensor: int) -> Degrees:
+    size = section.fsdp.shard_size
+    if size == "node":
+        size = node_workers  # not known before the workers have met: as if there were one machine
+    size = size or workers
+    _check_divides(("fsdp", "shard_size"), size, workers)
+    return Degrees(workers // size, shards=size, tensor=tensor)
+
+
+def _check_divides(field: tuple[str, ...], size: int, workers: int) -> None:
+    if workers % size:
+        divisors = [number for number in range(1, workers + 1) if workers % number == 0]
+        best = min(divisors, key=lambda number: (abs(number - size), -number))
+        raise DegreesError(
+            field, f"{size} does not divide the {workers} workers into equal groups; nearest that does: {best}"
+        )

@@ -1,0 +1,99 @@
+"""The workers as a block with sides: who sums gradients with whom, who shares a layer, who is the next stage."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shoal.core.errors import UserError
+from shoal.core.parts import is_distributed
+from shoal.core.process import Process
+from shoal.parallel.degrees import Degrees, DegreesError, find_degrees
+from shoal.parallel.section import ParallelSection
+
+COPIES, SHARDS, STAGES, TENSOR = "copies", "shards", "stages", "tensor"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The block of workers, and where in it this one is."""
+
+    degrees: Degrees
+    whole: DeviceMesh
+    """All sides that are longer than one (and at least one side)."""
+    rank: int
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the samples is this worker's."""
+        degrees = self.degrees
+        return self.rank % (degrees.data * degrees.tensor) // degrees.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """Which part of every layer is this worker's."""
+        return self.rank % self.degrees.tensor
+
+    @property
+    def stage(self) -> int:
+        """How many workers a micro-batch has gone through before this one."""
+        return self.rank // (self.degrees.data * self.degrees.tensor)
+
+    def part(self, *sides: str) -> DeviceMesh | None:
+        """The workers along some sides, those with this one's place on the others; None where that is itself alone."""
+        names = tuple(side for side in sides if side in (self.whole.mesh_dim_names or ()))
+        return self.whole[names] if names else None
+
+
+def build_mesh(section: ParallelSection, strategy: str, process: Process) -> Mesh:
+    """The block that the recipe asks for. Every worker must call this.
+
+    From the outermost side to the innermost: stages, copies, shards, parts of a layer. So those who talk most are
+    neighbours, and so on one machine.
+    """
+    try:
+        degrees = find_degrees(section, strategy, process.world_size, _workers_of_a_node(process))
+    except DegreesError as error:
+        raise UserError(f"parallel.{'.'.join(error.field)}: {error}") from error
+    sides = {STAGES: degrees.stages, COPIES: degrees.copies, SHARDS: degrees.shards, TENSOR: degrees.tensor}
+    # A pipeline's state is on the workers along that side and on no others, even where that is one alone.
+    kept = {name: size for name, size in sides.items() if size > 1 or (name == COPIES and strategy == "pipeline")}
+    kept = kept or {COPIES: 1}
+    device_type = process.device.type
+    return Mesh(degrees, init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept)), process.rank)
+
+
+def _workers_of_a_node(process: Process) -> int | None:
+    """How many workers each machine has; None where machines differ."""
+    nodes = process.group.gather(process.node)
+    size = nodes.count(nodes[0])
+    blocks = [nodes[first : first + size] for first in range(0, len(nodes), size)]
+    even = all(len(set(block)) == 1 and len(block) == size for block in blocks)
+    return size if even and len({block[0] for block in blocks}) == len(blocks) else None
+
+
+def on_whole_mesh(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """A DTensor as one over all workers, the same along the sides that it knows nothing of; nothing is sent.
+
+    So that whoever looks at it knows how many hold the same.
+    """
+    from torch.distributed.tensor import DTensor, Replicate
+
+    own: tuple[str, ...] = tensor.device_mesh.mesh_dim_names or () if is_distributed(tensor) else ()
+    names = mesh.whole.mesh_dim_names or ()
+    if own == names:
+        return tensor
+    placements: dict[str, Any] = {}
+    local = tensor
+    if is_distributed(tensor):
+        placements = dict(zip(own, tensor.placements, strict=True))
+        local = tensor.to_local()
+    return DTensor.from_local(
+        local,
+        mesh.whole,
+        [placements.get(name, Replicate()) for name in names],
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )

@@ -1,0 +1,109 @@
+"""Combinations of strategy, model and workers that cannot work: the reason, and the nearest that does."""
+
+from collections.abc import Iterator
+
+from shoal.models.section import Gpt, Vit
+from shoal.parallel.degrees import Degrees, DegreesError, find_degrees
+from shoal.recipe.schema import Recipe
+
+Found = Iterator[tuple[tuple[str, ...], str]]
+
+_OF_DDP = {"compress": "none", "hierarchical": False, "sync_every": 1, "sync_batch_norm": False}
+"""Fields that no other strategy has, and what they are when they do nothing."""
+
+
+def num_shares(recipe: Recipe) -> int | None:
+    """Into how many shares a step's samples are divided; None where the workers cannot be divided as asked."""
+    try:
+        return find_degrees(recipe.parallel, recipe.parallel.strategy, recipe.cluster.workers).data
+    except DegreesError:
+        return None
+
+
+def parallel_problems(recipe: Recipe) -> Found:
+    """(path, message) for every such combination."""
+    parallel, workers = recipe.parallel, recipe.cluster.workers
+    strategy = parallel.strategy
+    if strategy == "single" and workers > 1:
+        yield (
+            ("cluster", "workers"),
+            f"{workers} workers are not possible with parallel.strategy single; set 1, or strategy ddp",
+        )
+    try:
+        degrees = find_degrees(parallel, strategy, workers)
+    except DegreesError as error:
+        yield ("parallel", *error.field), str(error)
+        return
+    if strategy in ("pipeline", "tensor"):
+        yield from _divided_problems(recipe, degrees)
+    if strategy not in ("auto", "ddp"):
+        for field, off in _OF_DDP.items():
+            if getattr(parallel, field) != off:
+                yield ("parallel", field), f"is for parallel.strategy ddp, but that is {strategy}; drop one of them"
+    if strategy == "deepspeed":
+        yield from _deepspeed_problems(recipe)
+    if recipe.cluster.min_workers is not None:
+        yield from _elastic_problems(recipe)
+
+
+def _divided_problems(recipe: Recipe, degrees: Degrees) -> Found:
+    """A model must say how it is cut into stages, or how its layers are divided; of our own, gpt and vit do."""
+    strategy, model = recipe.parallel.strategy, recipe.model
+    if recipe.cluster.workers == 1:
+        yield ("parallel", "strategy"), f"{strategy} divides a model among workers, and there is one; use single"
+        return
+    if model is None or ":" in model.name:  # what it can do shows when it is built
+        return
+    if not isinstance(model, Gpt | Vit):
+        yield (
+            ("parallel", "strategy"),
+            f"{strategy} needs a model with repeated blocks, which {model.name} has not; possible with it: ddp, fsdp, "
+            "deepspeed; possible with this strategy: gpt, vit, your own",
+        )
+        return
+    if degrees.tensor > 1 and model.heads % degrees.tensor:
+        sizes = [size for size in range(2, degrees.tensor) if not model.heads % size]
+        best = f"set parallel.tensor.size={sizes[-1]}" if sizes else "use fsdp"
+        yield (
+            ("parallel", "tensor", "size"),
+            f"{degrees.tensor} workers cannot share the {model.heads} heads of model.heads evenly; {best}, or change the "
+            "heads",
+        )
+    per_worker = recipe.parallel.pipeline.stages_per_worker if recipe.parallel.pipeline.schedule == "interleaved" else 1
+    if strategy == "pipeline" and model.layers < degrees.stages * per_worker:
+        needed = f"{degrees.stages} workers of a pipeline"
+        if per_worker > 1:
+            needed += f" with {per_worker} stages each (schedule interleaved)"
+        yield (
+            ("parallel", "pipeline", "stages"),
+            f"{needed} need as many blocks, and model.layers is {model.layers}; "
+            f"set at most {max(model.layers // per_worker, 1)}, or more layers",
+        )
+
+
+def _deepspeed_problems(recipe: Recipe) -> Found:
+    section = recipe.parallel.deepspeed
+    if section.offload_params != "none" and section.stage < 3:
+        what = f"is for stage 3, where weights are divided, but parallel.deepspeed.stage is {section.stage}; set 3"
+        yield ("parallel", "deepspeed", "offload_params"), what
+    if section.offload_optimizer == "nvme" and section.stage < 3:
+        what = f"nvme is for stage 3, but parallel.deepspeed.stage is {section.stage}; set 3, or offload to cpu"
+        yield ("parallel", "deepspeed", "offload_optimizer"), what
+    if "nvme" in (section.offload_optimizer, section.offload_params) and section.nvme_dir is None:
+        yield ("parallel", "deepspeed", "nvme_dir"), "is required by offloading to nvme: a folder on a fast disk"
+    if section.stage == 3 and recipe.train.compile:
+        yield (
+            ("train", "compile"),
+            "does not go with stage 3 of parallel.deepspeed, which gathers weights in hooks that a compiled model does "
+            "not run; turn it off, or use stage 2 or fsdp",
+        )
+
+
+def _elastic_problems(recipe: Recipe) -> Found:
+    parallel = recipe.parallel
+    if parallel.strategy in ("pipeline", "tensor"):
+        what = f"workers come and go one by one, which {parallel.strategy} cannot; give one number, or use fsdp or ddp"
+        yield ("cluster", "min_workers"), what
+    elif parallel.strategy == "fsdp" and parallel.fsdp.shard_size is not None:
+        what = "workers come and go one by one, and parallel.fsdp.shard_size needs groups of them; drop one of the two"
+        yield ("cluster", "min_workers"), what
