@@ -1,6 +1,7 @@
 """Small states to save, and saving them whole."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shoal.checkpoint.read import Content, read_content, verify
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.write import Snapshot
+from shoal.core.parts import FlatPart
 from shoal.core.process import Process
 
 CPU = torch.device("cpu")
@@ -79,3 +81,10 @@ def check(content: Content, step: int, world_size: int = 1) -> None:
     for name, tensor in expected.items():
         found = content.tensors[name]
         assert torch.equal(found, tensor) and (found.dtype, found.shape) == (tensor.dtype, tensor.shape), name
+
+
+def cut_flat(whole: torch.Tensor, cuts: Sequence[int]) -> list[FlatPart]:
+    """A tensor laid out flat and cut there: one stretch more than there are cuts, some of them perhaps empty."""
+    edges = [0, *sorted(min(cut, whole.numel()) for cut in cuts), whole.numel()]
+    flat, shape = whole.reshape(-1), tuple(whole.shape)
+    return [FlatPart(flat[start:end], start, shape) for start, end in itertools.pairwise(edges)]

@@ -8,7 +8,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from shoal.checkpoint.pieces import Division, Piece, pieces_to_write
+from shoal.core.parts import FlatPart
 from shoal.core.process import Process
+from tests.checkpoint.states import cut_flat
 
 
 def put_together(parts: list[list[Piece]], shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -58,6 +60,43 @@ def test_small_tensors_stay_whole_and_those_that_may_differ_are_rank_0s():
     parts = [pieces_to_write(tensors, frozenset({"mean"}), rank, 2) for rank in range(2)]
     assert [[piece.name for piece in part] for part in parts] == [["mean", "a"], ["b"]]
     assert all(piece.is_whole for part in parts for piece in part)
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4),
+    world_size=st.integers(1, 5),
+    data=st.data(),
+)
+def test_of_stretches_each_worker_writes_its_own_and_together_all(shapes, world_size, data):
+    whole = {f"t{number}": torch.rand(shape) for number, shape in enumerate(shapes)}
+    cuts = st.lists(st.integers(0, 1300), min_size=world_size - 1, max_size=world_size - 1)
+    flat = {name: cut_flat(tensor, data.draw(cuts)) for name, tensor in whole.items()}
+    plain = torch.rand(3000, 10)
+    parts = []
+    for rank in range(world_size):
+        tensors = {"plain": plain, **{name: stretches[rank] for name, stretches in flat.items()}}
+        parts.append(pieces_to_write(tensors, frozenset(), rank, world_size))
+        own = {piece.name for piece in parts[-1]} - {"plain"}
+        assert own == {name for name, stretches in flat.items() if stretches[rank].flat.numel()}
+    shapes_by_name = {name: tuple(tensor.shape) for name, tensor in whole.items()} | {"plain": (3000, 10)}
+    found = put_together(parts, shapes_by_name)
+    assert all(torch.equal(found[name], tensor) for name, tensor in (whole | {"plain": plain}).items())
+
+
+def test_a_division_of_stretches_is_found_out_again_where_they_lie_elsewhere():
+    memory = torch.arange(40.0)
+    division = Division(0, 1)
+    first = division.pieces({"a": FlatPart(memory[:10], 3, (4, 5))}, frozenset())
+    assert division.pieces({"a": FlatPart(memory[:10].detach(), 3, (4, 5))}, frozenset()) is first
+    for changed in (
+        FlatPart(memory[:10], 4, (4, 5)),
+        FlatPart(memory[:10], 3, (5, 4)),
+        FlatPart(memory[:9], 3, (4, 5)),
+        FlatPart(memory[10:20], 3, (4, 5)),
+        memory[:10],
+    ):
+        assert division.pieces({"a": changed}, frozenset()) is not first
+        assert division.pieces({"a": FlatPart(memory[:10], 3, (4, 5))}, frozenset()) is not first
 
 
 def distributed_pieces(process: Process, layout: str) -> list[Piece]:

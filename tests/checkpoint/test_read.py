@@ -1,23 +1,30 @@
 """Whole tensors, and any block of them, from files that any number of workers wrote."""
 
 import itertools
+import math
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, zeros
 
 from shoal.checkpoint.dcp import DcpReader, load_into
-from shoal.checkpoint.folder import read_info
-from shoal.checkpoint.manifest import CorruptCheckpointError
+from shoal.checkpoint.folder import read_info, shard_name
+from shoal.checkpoint.manifest import CheckpointInfo, CorruptCheckpointError, Manifest
+from shoal.checkpoint.pieces import pieces_to_write
 from shoal.checkpoint.read import Tensors, read_content, verify
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.section import CheckpointSection
+from shoal.checkpoint.stage import Stage
 from shoal.core.errors import UserError
+from shoal.core.parts import FlatPart, read_flat
 from shoal.core.process import Process
-from tests.checkpoint.states import check, read, save, snapshot, tensors_of
+from tests.checkpoint.states import CPU, check, cut_flat, read, save, save_tensors, snapshot, tensors_of
 
 
 def save_on(process: Process, folder: Path, step: int) -> None:
@@ -66,6 +73,65 @@ def test_distributed_tensors_are_read_into_any_other_division(ranks, tmp_path, w
     assert torch.equal(read(read_info(tmp_path / "step-00000001")).tensors["model.w"], expected)
     for sharded, plain in ranks(readers)(load_sharded, tmp_path):
         assert torch.equal(sharded, expected) and torch.equal(plain, expected)
+
+
+def write_shards(folder: Path, held: list[dict[str, torch.Tensor | FlatPart]]) -> Tensors:
+    """What each of some workers holds, as their shards."""
+    for rank, tensors in enumerate(held):
+        staged = Stage(CPU).take(pieces_to_write(tensors, frozenset(), rank, len(held)))
+        (folder / shard_name(rank)).write_bytes(staged.header + bytes(staged.data.numpy()))
+    manifest = Manifest(1, 0, {}, 0.0, len(held), "deepspeed", {})
+    return Tensors(CheckpointInfo(folder, manifest))
+
+
+@given(shape=st.lists(st.integers(0, 6), max_size=4).map(tuple), world_size=st.integers(1, 5), data=st.data())
+def test_stretches_of_any_tensor_cut_anywhere_are_read_back_whole_by_block_and_by_stretch(shape, world_size, data):
+    whole = torch.arange(float(math.prod(shape))).reshape(shape)
+    cuts = data.draw(st.lists(st.integers(0, whole.numel()), min_size=world_size - 1, max_size=world_size - 1))
+    held = [{"w": part, "plain": torch.ones(2)} for part in cut_flat(whole, cuts)]
+    with tempfile.TemporaryDirectory() as folder:
+        found = write_shards(Path(folder), held)
+        assert found.keys() == {"w", "plain"} and found.shapes["w"] == shape
+        assert torch.equal(found["w"], whole) and found["w"].dtype == whole.dtype
+        offset = [data.draw(st.integers(0, size)) for size in shape]
+        length = [data.draw(st.integers(0, size - begin)) for size, begin in zip(shape, offset, strict=True)]
+        where = tuple(slice(begin, begin + count) for begin, count in zip(offset, length, strict=True))
+        assert torch.equal(found.block("w", offset, length), whole[where])
+        start = data.draw(st.integers(0, whole.numel()))
+        count = data.draw(st.integers(0, whole.numel() - start))
+        assert torch.equal(read_flat(found, "w", start, count), whole.reshape(-1)[start : start + count])
+
+
+def save_stretches(process: Process, folder: Path) -> None:
+    whole = torch.arange(7001.0 * 5).reshape(7001, 5)
+    cuts = [number * 9999 + 1 for number in range(1, process.world_size)]
+    mesh = init_device_mesh("cpu", (process.world_size,))
+    tensors = {
+        "model.w": cut_flat(whole, cuts)[process.rank],
+        "model.d": distribute_tensor(whole, mesh, [Shard(0)]),
+        "model.p": torch.ones(40_000),
+    }
+    save_tensors(folder, tensors, process=process)
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(3, 2), (2, 4)])
+def test_stretches_are_read_into_any_other_division(ranks, tmp_path, writers, readers):
+    ranks(writers)(save_stretches, tmp_path)
+    expected = torch.arange(7001.0 * 5).reshape(7001, 5)
+    content = read(read_info(tmp_path / "step-00000001"))
+    for name in ("model.w", "model.d"):
+        assert torch.equal(content.tensors[name], expected)
+    for sharded, plain in ranks(readers)(load_sharded, tmp_path):
+        assert torch.equal(sharded, expected) and torch.equal(plain, expected)
+
+
+def test_a_stretch_that_nobody_wrote_is_missed(tmp_path):
+    parts = cut_flat(torch.rand(5, 4), [7, 13])
+    write_shards(tmp_path, [{"w": part} for part in parts])
+    with pytest.raises(CorruptCheckpointError, match=r"^w is not whole"):
+        write_shards(tmp_path, [{"w": part} for part in parts[:2]])
+    with pytest.raises(CorruptCheckpointError, match=r"^w is not whole"):
+        write_shards(tmp_path, [{"w": part} for part in [*parts, parts[0]]])
 
 
 def test_dcp_reads_a_checkpoint_by_its_path(tmp_path):

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from shoal.models.gpt import Gpt, build_gpt
 
 from .gradients import parameters_without_gradient
 from .heads import by_head
+from .plans import parameters_without_word
 
 TEXT = DataSpec(vocab_size=31, context=16)
 
@@ -127,3 +129,11 @@ def test_heads_that_do_not_divide_the_width():
 def test_other_data_is_refused(spec, message):
     with pytest.raises(UserError, match=rf"^model\.name: gpt {message}"):
         build_gpt(sections.Gpt(name="gpt"), spec)
+
+
+def test_the_plan_for_sharing_layers_names_all_of_them():
+    """Tokens are divided from the dropout on: what computes with them must be named."""
+    assert parameters_without_word(small()) == ["position_embedding.weight"]
+    assert json.loads(json.dumps(Gpt.shoal_tensor)) == Gpt.shoal_tensor, "plain data"
+    model = small(heads=4)
+    assert (model.heads, model.num_tokens) == (4, 16)

@@ -10,6 +10,7 @@ from shoal.models.vit import build_vit
 
 from .gradients import parameters_without_gradient
 from .heads import by_head
+from .plans import parameters_without_word
 
 
 def build(image_shape=(3, 16, 16), num_classes=10, **settings):
@@ -114,3 +115,11 @@ def test_an_mlp_of_no_width():
 def test_text_is_refused():
     with pytest.raises(UserError, match=r"^model\.name: vit needs images, but the data gives text"):
         build_vit(sections.Vit(name="vit"), DataSpec(vocab_size=100, num_classes=4))
+
+
+def test_the_plan_for_sharing_layers_names_all_of_them():
+    """Tokens are divided from the dropout on to the norm: what computes with them must be named."""
+    outside = ["class_token", "positions", "patches.weight", "patches.bias", "head.weight", "head.bias"]
+    model = build((3, 16, 24), patch=8)
+    assert parameters_without_word(model) == outside
+    assert (model.heads, model.num_tokens) == (2, 7)

@@ -21,7 +21,6 @@ def test_a_strategy_gives_the_numbers_of_one_process(ranks: MakeRanks, alone: We
     went = ranks(4)(train_anew, Case(parallel=STRATEGIES[name]))
     for each in went:
         assert each.losses == pytest.approx(alone.losses, abs=1e-5)
-        assert each.norms[0] == pytest.approx(alone.norms[0], abs=1e-6)
-        assert each.norms == pytest.approx(alone.norms, rel=1e-4), "Adam makes much of the last bits of small gradients"
+        assert each.norms == pytest.approx(alone.norms, abs=1e-5)
         assert each.metrics == pytest.approx(alone.metrics, abs=1e-5)
     assert alone.losses[-1] < alone.losses[0] - 0.05, "it learns, so the numbers mean something"

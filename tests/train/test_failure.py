@@ -21,6 +21,14 @@ from shoal.train.failure import in_words
             "choose train.global_batch and train.micro",
         ),
         (RuntimeError("Expected to have finished reduction in the prior iteration"), "find_unused_parameters=true"),
+        (
+            RuntimeError("aten.addmm.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor"),
+            r"used as if it were whole \(aten\.addmm.*have the task call the model.*or use parallel\.strategy=ddp",
+        ),
+        (
+            NotImplementedError("Operator aten.x.default does not have a sharding strategy registered."),
+            "used as if it were whole",
+        ),
         (RuntimeError("DataLoader worker (pid 7) is killed"), "lower data.workers"),
         (OSError(errno.ENOSPC, "No space left on device"), "^/runs/one cannot be written: No space left on device"),
         (UserError("data: image 3 is corrupt"), "^data: image 3 is corrupt$"),

@@ -77,3 +77,42 @@ def test_compiled_trains_to_nearly_the_same_losses(here: Path) -> None:
         run(fields, "gpt2", here / f"run{compiled}")
         losses.append([value for _, value in curves(here / f"run{compiled}")["train_loss"]])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+@pytest.mark.parametrize("fsdp", [{}, {"cpu_offload": True}, {"reshard_after_forward": False}], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_fsdp_on_one_gpu_trains_what_single_trains(here: Path, precision: str, fsdp: dict[str, bool]) -> None:
+    losses = []
+    for parallel in ({"strategy": "single"}, {"strategy": "fsdp", "fsdp": fsdp}):
+        fields = small("shakespeare", here / "data", 10) | {"train.precision": precision, "train.clip_norm": 1.0}
+        fields |= {"parallel": parallel, "cluster.gpus_per_worker": 1, "train.activation_checkpointing": True}
+        run(fields, "shakespeare", here / parallel["strategy"])
+        losses.append([value for _, value in curves(here / parallel["strategy"])["train_loss"]])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5 if precision == "fp32" else 5e-3)
+
+
+def test_fsdp_resumed_on_a_gpu_is_the_same_as_never_stopped(here: Path) -> None:
+    own = {"cluster.gpus_per_worker": 1, "train.deterministic": True, "parallel": {"strategy": "fsdp"}}
+    overrides = small("shakespeare", here / "data", 16) | HARD["shakespeare"] | own
+    reference = run(overrides, "shakespeare", here / "whole")
+    assert run(overrides, "shakespeare", here / "stopped", stop_at=5)["status"] == "interrupted"
+    assert run(overrides, "shakespeare", here / "stopped")["weights_sha256"] == reference["weights_sha256"]
+
+
+def test_the_largest_micro_batch_that_fits_is_found(here: Path) -> None:
+    """In so little memory that a whole step does not fit; what is foreseen is tried, and kept to afterwards."""
+    fields = small("shakespeare", here / "data", 4) | {
+        "model.dim": 256,
+        "model.heads": 4,
+        "model.layers": 4,
+        "data.context": 256,
+        "train.global_batch": 256,
+        "train.micro_batch": "auto",
+        "cluster.gpus_per_worker": 1,
+        "cluster.gpu_memory_fraction": 0.01,
+    }
+    run(fields, "shakespeare", here / "run")
+    (event,) = [event for event in read_events(here / "run") if event["event"] == "settled"]
+    assert 1 <= event["micro_batch"] < 256
+    with pytest.raises(RunError, match="out of memory"):
+        run(fields | {"train.micro_batch": min(4 * event["micro_batch"], 256)}, "shakespeare", here / "more")

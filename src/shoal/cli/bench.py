@@ -1,5 +1,6 @@
 """`shoal bench`: measures, prints a table, writes JSON and a plot."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,55 @@ def checkpoint_command(
     _print_table(stall_table(result), as_json)
     _print_table(figure_table(result), as_json)
     return _tell(result, [], written, as_json)
+
+
+@command.command("comm")
+@WORDS
+@_WORKERS
+@click.option("--sizes", metavar="SIZE,...", help="Sizes of the collectives (default: 4KiB, 16KiB, ... 64MiB).")
+@click.option("--rounds", type=click.IntRange(1), help="Each collective once in each round (default: 5).")
+@click.option("--steps", type=click.IntRange(1), help="Steps of each setting (default: 6).")
+@click.option(
+    "--only", metavar="NAME,...", help="Measure steps of these settings alone, for example ddp,ddp_bf16,fsdp."
+)
+@click.option("--quick", is_flag=True, help="Fewer sizes, rounds and steps, and a tiny model; to see that it works.")
+@_OUT
+@_JSON
+def comm_command(
+    words: tuple[str, ...],
+    workers: int,
+    sizes: str | None,
+    rounds: int | None,
+    steps: int | None,
+    only: str | None,
+    quick: bool,
+    out: str,
+    as_json: bool,
+) -> int:
+    """How fast workers exchange data, by collective and size; and the share of a step that waits for it, by strategy,
+    compression and accumulation. Without RECIPE: a small vit."""
+    from shoal.bench import comm
+    from shoal.bench.comm_plot import draw
+    from shoal.bench.commands import choose
+    from shoal.bench.results import keep
+
+    given: dict[str, Any] = {"workers": workers, "rounds": rounds, "steps": steps}
+    given |= {
+        "names": tuple(choose(only, list(comm.SETTINGS))),
+        "sizes": comm.parse_sizes(sizes) if sizes is not None else None,
+    }
+    settings = comm.QUICK if quick else comm.Settings()
+    settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
+    result = comm.measure(_load(words, comm.TINY_VIT if quick else comm.SMALL_VIT), settings, _say)
+    bars = {row["name"]: 100 * row["exposed_share"] for row in result["settings"]}
+    written = keep(Path(out), "comm", result, bars, "% of a step")
+    for plot in written[1:]:
+        draw(result, plot)
+    _print_table(comm.collective_table(result), as_json)
+    _print_table(comm.step_table(result), as_json)
+    return _tell(
+        result, [("not measured", f"{name}: {why}") for name, why in result["not_measured"].items()], written, as_json
+    )
 
 
 def _load(words: tuple[str, ...], default: Any) -> LoadedRecipe:

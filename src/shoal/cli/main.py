@@ -14,6 +14,7 @@ from shoal.core.version import VERSION
 
 _COMMANDS = {
     "train": "Train a recipe.",
+    "plan": "What a recipe will need: memory, micro-batch, strategy.",
     "submit": "Train a recipe on a Ray cluster, as a job.",
     "runs": "What has run here: list, show, compare.",
     "checkpoints": "The checkpoints of a run.",

@@ -23,7 +23,9 @@ class FlatPart:
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
         """The same as rectangular blocks, each with its offset in the whole: a first row in part, whole rows, a last
-        one in part."""
+        one in part. Of a tensor without elements, that one."""
+        if not math.prod(self.whole_shape):
+            yield self.flat.view(self.whole_shape), (0,) * len(self.whole_shape)
         begin = 0
         for offset, shape in _rectangles(self.whole_shape, self.start, self.start + self.flat.numel()):
             end = begin + math.prod(shape)
@@ -95,10 +97,10 @@ def read_block(
 def read_flat(tensors: Mapping[str, torch.Tensor], name: str, start: int, count: int) -> torch.Tensor:
     """Elements [start, start + count) of a tensor laid out flat; from a file, no more rows than hold them are read."""
     shape = shape_of(tensors, name)
-    if not shape or not count:
+    if not shape:
         return tensors[name].reshape(-1)[start : start + count]
     row = math.prod(shape[1:])
-    first, last = start // row, -(-(start + count) // row)
+    first, last = (start // row, -(-(start + count) // row)) if count else (0, 0)
     rows = read_block(tensors, name, (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))
     return rows.reshape(-1)[start - first * row : start - first * row + count]
 

@@ -113,6 +113,7 @@ def _stack_lines(stacks: dict[str, str], first: list[int]) -> Iterator[str]:
 _WORDS = {
     "resume": "resuming from step {step}",
     "initial_weights": "{words}",
+    "settled": "{words}",
     "checkpoint_rejected": "checkpoint of step {step} is corrupt and set aside: {reason}",
     "fetched": "step {step} comes from {from}",
     "save_failed": "step {step} could not be saved ({message}); it is tried again",

@@ -44,12 +44,13 @@ def clip_gradients(
     total = torch.zeros((), dtype=torch.float64, device=device)
     if local:
         norms = torch._foreach_norm(local, 2.0, dtype=torch.float32)
-        squares = torch.stack([norm.to(torch.float64) for norm in norms]).square()
+        squares = torch.stack([norm.to(device, torch.float64) for norm in norms]).square()
         total = (squares * torch.tensor(weights, dtype=torch.float64, device=device)).sum()
     total = _over_workers(total, dist.ReduceOp.SUM)
     norm = total.sqrt().to(torch.float32)
-    if local:
-        torch._foreach_mul_(local, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for where in {gradient.device for gradient in local}:  # of offloaded ones two
+        torch._foreach_mul_([gradient for gradient in local if gradient.device == where], factor.to(where))
     return norm
 
 
@@ -70,8 +71,10 @@ class SharedScaler(torch.amp.GradScaler):
         """Divide by the scale, and tell the others whether there was an infinity."""
         super().unscale_(optimizer)
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        for device, value in found.items():
-            found[device] = _over_workers(value, dist.ReduceOp.MAX)
+        # Once, however many devices this one has gradients on: others may have fewer.
+        anywhere = _over_workers(torch.stack([value.cpu() for value in found.values()]).max(), dist.ReduceOp.MAX)
+        for device in found:
+            found[device] = anywhere.to(device, copy=True)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Step, unless there was an infinity anywhere; asked here, because fused optimizers cannot ask a DTensor."""

@@ -53,24 +53,38 @@ def find_degrees(section: ParallelSection, strategy: str, workers: int, node_wor
         size = section.tensor.size or workers
         _check_divides(("tensor", "size"), size, workers)
         if section.tensor.across == "fsdp":
-            return _sharded(section, workers // size, None if node_workers is None else node_workers // size, size)
+            return _sharded(section, workers // size, node_workers, tensor=size)
         return Degrees(workers // size, tensor=size)
     return Degrees(workers)
 
 
-def _sharded(section: ParallelSection, workers: int, node_workers: int | None, tensor: int) -> Degrees:
+def by_node(section: ParallelSection, strategy: str) -> bool:
+    """Whether it must be known how many workers each machine has."""
+    shards = strategy == "fsdp" or (strategy == "tensor" and section.tensor.across == "fsdp")
+    return shards and section.fsdp.shard_size == "node"
+
+
+def _sharded(section: ParallelSection, groups: int, node_workers: int | None, tensor: int) -> Degrees:
+    """Groups of workers that share every layer, or single ones, divide the state of a copy among them."""
     size = section.fsdp.shard_size
-    if size == "node":
-        size = node_workers  # not known before the workers have met: as if there were one machine
-    size = size or workers
-    _check_divides(("fsdp", "shard_size"), size, workers)
-    return Degrees(workers // size, shards=size, tensor=tensor)
+    if size == "node" and node_workers is not None:
+        if node_workers % tensor:
+            raise DegreesError(
+                ("fsdp", "shard_size"),
+                f"node needs whole groups of parallel.tensor.size on each machine, and {node_workers} workers are no "
+                f"groups of {tensor}; set a number, or another parallel.tensor.size",
+            )
+        size = node_workers // tensor
+    if size is None or size == "node":  # what machines have is not known before the workers have met: as if on one
+        size = groups
+    _check_divides(("fsdp", "shard_size"), size, groups, "workers" if tensor == 1 else f"groups of {tensor} workers")
+    return Degrees(groups // size, shards=size, tensor=tensor)
 
 
-def _check_divides(field: tuple[str, ...], size: int, workers: int) -> None:
-    if workers % size:
-        divisors = [number for number in range(1, workers + 1) if workers % number == 0]
+def _check_divides(field: tuple[str, ...], size: int, count: int, what: str = "workers") -> None:
+    if count % size:
+        divisors = [number for number in range(1, count + 1) if count % number == 0]
         best = min(divisors, key=lambda number: (abs(number - size), -number))
         raise DegreesError(
-            field, f"{size} does not divide the {workers} workers into equal groups; nearest that does: {best}"
+            field, f"{size} does not divide the {count} {what} into equal groups; nearest that does: {best}"
         )

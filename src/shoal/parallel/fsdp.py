@@ -12,11 +12,10 @@ from torch import nn
 from shoal.core.batch import StepBatch
 from shoal.core.objective import Objective
 from shoal.core.process import Process
-from shoal.parallel.clip import SharedScaler, clip_gradients, num_holders
 from shoal.parallel.mesh import COPIES, SHARDS, build_mesh
 from shoal.parallel.replica import Replica
 from shoal.parallel.section import ParallelSection
-from shoal.parallel.sharding import fill, shard_model, without_reduction
+from shoal.parallel.sharding import fill, shard_model, undivided, without_reduction
 from shoal.parallel.unit import StepLoss, StepSettings
 
 
@@ -37,10 +36,12 @@ class FsdpUnit(Replica):
         mesh = build_mesh(section, "fsdp", process)
         part = mesh.part(COPIES, SHARDS)
         assert part is not None
-        self.kept = shard_model(model, part, section.fsdp, settings, process.device)
+        shard_model(model, part, section.fsdp, settings, process.device)
         if initial is not None:
             fill(model, initial, torch.device("cpu") if section.fsdp.cpu_offload else process.device)
-        _move_buffers(model, process.device)
+        self.kept = undivided(model)
+        """Every worker has them whole. Those of a model that was on the meta device are others than before."""
+        _move_undivided(model, self.kept, process.device)
         super().__init__(model, objective, settings, process, is_divided=True)
         self.before_last: Callable[[], AbstractContextManager[None]] = (
             contextlib.nullcontext if section.fsdp.reduce_every_micro_batch else partial(without_reduction, model)
@@ -56,9 +57,14 @@ class FsdpUnit(Replica):
         return loss
 
 
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Where the model computes; what is offloaded are parameters alone."""
+def _move_undivided(model: nn.Module, kept: list[nn.Parameter], device: torch.device) -> None:
+    """Where the model computes; what is offloaded are divided parameters alone."""
+    for parameter in kept:
+        parameter.data = parameter.data.to(device)
+    moved: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = buffer.to(device)
+                if buffer not in moved:
+                    moved[buffer] = buffer.to(device)
+                module._buffers[name] = moved[buffer]

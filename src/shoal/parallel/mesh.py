@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shoal.core.errors import UserError
 from shoal.core.parts import is_distributed
 from shoal.core.process import Process
-from shoal.parallel.degrees import Degrees, DegreesError, find_degrees
+from shoal.parallel.degrees import Degrees, DegreesError, by_node, find_degrees
 from shoal.parallel.section import ParallelSection
 
 COPIES, SHARDS, STAGES, TENSOR = "copies", "shards", "stages", "tensor"
@@ -21,7 +21,7 @@ class Mesh:
 
     degrees: Degrees
     whole: DeviceMesh
-    """All sides that are longer than one (and at least one side)."""
+    """All sides that are longer than one, and at least one side."""
     rank: int
 
     @property
@@ -53,24 +53,40 @@ def build_mesh(section: ParallelSection, strategy: str, process: Process) -> Mes
     neighbours, and so on one machine.
     """
     try:
-        degrees = find_degrees(section, strategy, process.world_size, _workers_of_a_node(process))
+        degrees = find_degrees(section, strategy, process.world_size, _workers_of_a_node(section, strategy, process))
     except DegreesError as error:
         raise UserError(f"parallel.{'.'.join(error.field)}: {error}") from error
-    sides = {STAGES: degrees.stages, COPIES: degrees.copies, SHARDS: degrees.shards, TENSOR: degrees.tensor}
-    # A pipeline's state is on the workers along that side and on no others, even where that is one alone.
-    kept = {name: size for name, size in sides.items() if size > 1 or (name == COPIES and strategy == "pipeline")}
-    kept = kept or {COPIES: 1}
+    kept = _sides(section, strategy, degrees)
     device_type = process.device.type
     return Mesh(degrees, init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept)), process.rank)
 
 
-def _workers_of_a_node(process: Process) -> int | None:
-    """How many workers each machine has; None where machines differ."""
+def _sides(section: ParallelSection, strategy: str, degrees: Degrees) -> dict[str, int]:
+    """Those that are longer than one, and at least one side."""
+    sides = {STAGES: degrees.stages, COPIES: degrees.copies, SHARDS: degrees.shards, TENSOR: degrees.tensor}
+    kept = {name for name, size in sides.items() if size > 1}
+    if strategy == "pipeline":  # its state is on the workers along that side and on no others, even if that is one
+        kept.add(COPIES)
+    elif strategy == "fsdp" or (COPIES in kept and strategy == "tensor" and section.tensor.across == "fsdp"):
+        kept.add(SHARDS)  # where there is one worker a shard: else the copies would be divided
+    return {name: size for name, size in sides.items() if name in kept} or {COPIES: 1}
+
+
+def _workers_of_a_node(section: ParallelSection, strategy: str, process: Process) -> int | None:
+    """How many workers each machine has, where that counts."""
+    if not by_node(section, strategy):
+        return None
     nodes = process.group.gather(process.node)
     size = nodes.count(nodes[0])
     blocks = [nodes[first : first + size] for first in range(0, len(nodes), size)]
     even = all(len(set(block)) == 1 and len(block) == size for block in blocks)
-    return size if even and len({block[0] for block in blocks}) == len(blocks) else None
+    if not even or len({block[0] for block in blocks}) < len(blocks):
+        counts = ", ".join(str(nodes.count(node)) for node in dict.fromkeys(nodes))
+        raise UserError(
+            "parallel.fsdp.shard_size: node needs as many workers on each machine, one machine after the other, and "
+            f"there are {counts}; set a number, or null for one copy of the model over all of them"
+        )
+    return size
 
 
 def on_whole_mesh(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:

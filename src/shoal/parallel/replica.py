@@ -1,5 +1,5 @@
-"""A model on one device with its optimizer, whole or this worker's part of every tensor: what `single` is, and what every
-worker holds of a model whose micro-batches run one after the other."""
+"""A model on one device with its optimizer, whole or this worker's part of every tensor: what `single` is, and what
+every worker holds of a model whose micro-batches run one after the other."""
 
 import contextlib
 import copy
@@ -50,6 +50,9 @@ class Replica:
             recompute_activations(self.model)
         self.forward = compiled(self.model, by_block=is_divided) if settings.compile else self.model
         self.optimizer = build_optimizer(self.model, settings.optim)
+        if is_divided and settings.optim.name == "sgd":
+            for group in self.optimizer.param_groups:
+                group["fused"] = None  # PyTorch has that kernel for whole tensors alone
         self.scaler = build_scaler(
             settings.precision, self.device, SharedScaler if is_divided else torch.amp.GradScaler
         )

@@ -62,13 +62,14 @@ def _length_problems(recipe: Recipe) -> Found:
             f"{train.global_batch} is not divisible by {_shares_in_words(workers, shares)}; "
             f"nearest that is: {_nearest_multiple(train.global_batch, shares)}",
         )
-    elif train.micro_batch and (train.global_batch // shares) % train.micro_batch:
+    elif isinstance(train.micro_batch, int) and (train.global_batch // shares) % train.micro_batch:
         share = train.global_batch // shares
         best = _nearest_divisor(share, train.micro_batch)
         yield (
             ("train", "micro_batch"),
             f"{train.micro_batch} does not divide the {share} samples of a worker "
-            f"(train.global_batch {train.global_batch} / {_shares_in_words(workers, shares)}); nearest that does: {best}",
+            f"(train.global_batch {train.global_batch} / {_shares_in_words(workers, shares)}); "
+            f"nearest that does: {best}",
         )
 
 

@@ -48,8 +48,8 @@ def parallel_problems(recipe: Recipe) -> Found:
 
 def _divided_problems(recipe: Recipe, degrees: Degrees) -> Found:
     """A model must say how it is cut into stages, or how its layers are divided; of our own, gpt and vit do."""
-    strategy, model = recipe.parallel.strategy, recipe.model
-    if recipe.cluster.workers == 1:
+    strategy, model, workers = recipe.parallel.strategy, recipe.model, recipe.cluster.workers
+    if workers == 1:
         yield ("parallel", "strategy"), f"{strategy} divides a model among workers, and there is one; use single"
         return
     if model is None or ":" in model.name:  # what it can do shows when it is built
@@ -62,22 +62,23 @@ def _divided_problems(recipe: Recipe, degrees: Degrees) -> Found:
         )
         return
     if degrees.tensor > 1 and model.heads % degrees.tensor:
-        sizes = [size for size in range(2, degrees.tensor) if not model.heads % size]
+        sizes = [size for size in range(2, degrees.tensor) if not model.heads % size and not workers % size]
         best = f"set parallel.tensor.size={sizes[-1]}" if sizes else "use fsdp"
         yield (
             ("parallel", "tensor", "size"),
-            f"{degrees.tensor} workers cannot share the {model.heads} heads of model.heads evenly; {best}, or change the "
-            "heads",
+            f"{degrees.tensor} workers cannot share the {model.heads} heads of model.heads evenly; {best}, or change "
+            "the heads",
         )
     per_worker = recipe.parallel.pipeline.stages_per_worker if recipe.parallel.pipeline.schedule == "interleaved" else 1
     if strategy == "pipeline" and model.layers < degrees.stages * per_worker:
         needed = f"{degrees.stages} workers of a pipeline"
         if per_worker > 1:
             needed += f" with {per_worker} stages each (schedule interleaved)"
+        sizes = [size for size in range(2, degrees.stages) if size * per_worker <= model.layers and not workers % size]
+        best = f"set parallel.pipeline.stages={sizes[-1]}" if sizes else "use fsdp"
         yield (
             ("parallel", "pipeline", "stages"),
-            f"{needed} need as many blocks, and model.layers is {model.layers}; "
-            f"set at most {max(model.layers // per_worker, 1)}, or more layers",
+            f"{needed} need as many blocks, and model.layers is {model.layers}; {best}, or more layers",
         )
 
 

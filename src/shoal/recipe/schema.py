@@ -24,9 +24,10 @@ class TrainSection(Section):
     """Optimizer steps; give this or `epochs`."""
     global_batch: Positive = 64
     """Samples per optimizer step over all workers; everything else follows from it."""
-    micro_batch: Positive | None = None
+    micro_batch: Positive | Literal["auto"] | None = None
     """Samples that one worker computes at once; null takes the worker's whole share (in a pipeline, what makes two
-    micro-batches a stage). Fewer needs less memory."""
+    micro-batches a stage). Fewer needs less memory. `auto` finds the largest that fits, and keeps to it; the global
+    batch stays what it is."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """fp32; tf32 (NVIDIA matmuls); bf16 autocast; fp16 autocast with dynamic loss scaling."""
     compile: bool = False
@@ -146,7 +147,7 @@ class Recipe(Section):
 
     def micro_batch(self, num_shares: int) -> int:
         """Samples that a worker computes at once, where a step's samples are divided into `num_shares`."""
-        if self.train.micro_batch:
+        if isinstance(self.train.micro_batch, int):
             return self.train.micro_batch
         share = -(-self.train.global_batch // num_shares)
         if self.parallel.strategy == "pipeline":  # which is idle less, the more there are to flow

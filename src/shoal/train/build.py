@@ -32,6 +32,8 @@ from shoal.train.state import Identity
 class Built:
     """What a recipe describes, in memory."""
 
+    recipe: Recipe
+    """With nothing left open."""
     unit: TrainUnit
     objective: Objective
     datasets: Datasets
@@ -61,7 +63,7 @@ def build(recipe: Recipe, process: Process) -> Built:
     seed_all(derive_seed(seed, 2, unit.random_rank))
     order = Order(len(datasets.train), recipe.train.global_batch, seed)
     identity = Identity(len(datasets.train), fixed_fields(recipe))
-    return Built(unit, objective, datasets, order, num_parameters, described, identity, warnings)
+    return Built(recipe, unit, objective, datasets, order, num_parameters, described, identity, warnings)
 
 
 def step_settings(recipe: Recipe, world_size: int = 1) -> StepSettings:

@@ -33,6 +33,12 @@ def in_words(  # noqa: PLR0911 - one return a cause
             "the loss does not use every parameter of the model, and ddp waits for the gradient of each: "
             "set parallel.find_unused_parameters=true, or freeze the parameters that are not used"
         )
+    if "got mixed torch.Tensor and DTensor" in message or "does not have a sharding strategy registered" in message:
+        return RunError(
+            f"each worker holds a part of every weight, and one was used as if it were whole ({message}): have the "
+            "task call the model, model(...), and do in its forward() what needs weights, other methods or parts of "
+            "it; or use parallel.strategy=ddp, where every worker holds all of it"
+        )
     if isinstance(error, RuntimeError) and message.startswith("DataLoader worker"):
         return RunError(f"a process that reads data died ({message}); it may be short of memory: lower data.workers")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):

@@ -39,6 +39,7 @@ from shoal.train.loop import Training, run_loop
 from shoal.train.plan import check_whole, make_plan
 from shoal.train.restore import Restored, on_first, restore_newest
 from shoal.train.save import Checkpoints
+from shoal.train.settle import Settled, settle
 from shoal.train.state import TrainState
 from shoal.train.summary import Origin, summarise
 
@@ -93,16 +94,17 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
     try:
         with settings, pinning:
-            built = build(recipe, process)
+            settled = settle(recipe, process, request.run_dir)
+            built = build(settled.recipe, process)
             request.marks["built"] = round(time.time() - request.started, 3)
-            return _train(request, built, process)
+            return _train(request, built, settled, process)
     except (RuntimeError, MemoryError, OSError) as error:
         raise in_words(error, request.run_dir, recipe.micro_batch(process.world_size)) from error.__cause__
     finally:
         _ONE_RUN.release()
 
 
-def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any]:
+def _train(request: RunRequest, built: Built, settled: Settled, process: Process) -> dict[str, Any]:
     """Take over or make the run's folder, say what starts, and run the loop."""
     group = process.group
     folder = RunFolder(request.run_dir)
@@ -122,7 +124,8 @@ def _train(request: RunRequest, built: Built, process: Process) -> dict[str, Any
             on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
         if restored.checkpoint is None and (init_from := request.loaded.recipe.train.init_from) is not None:
             restored.told.append(("initial_weights", _fill(built, init_from, process).to_record()))
-        saver = _saver(request, folder, observer, process)
+        restored.told[:0] = settled.told
+        saver = _saver(request, built, folder, observer, process)
         run = _assemble(request, built, restored, saver, observer, process)
         if run.state.step > run.plan.num_steps:
             raise UserError(
@@ -192,8 +195,8 @@ def _hidden(fields: dict[str, Any], request: RunRequest) -> dict[str, Any]:
     return {name: request.loaded.hide(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
-def _saver(request: RunRequest, folder: RunFolder, observer: Observer, process: Process) -> Saver:
-    recipe = request.loaded.recipe
+def _saver(request: RunRequest, built: Built, folder: RunFolder, observer: Observer, process: Process) -> Saver:
+    recipe = built.recipe
     return Saver(
         folder.checkpoints,
         recipe.checkpoint,
@@ -214,7 +217,7 @@ def _assemble(
     observer: Observer,
     process: Process,
 ) -> Training:
-    recipe, datasets, order = request.loaded.recipe, built.datasets, built.order
+    recipe, datasets, order = built.recipe, built.datasets, built.order
     state, resumed = restored.state, restored.checkpoint
     plan = make_plan(recipe, order.steps_per_epoch)
     micro_batch = recipe.micro_batch(built.unit.data_size)

@@ -1,0 +1,93 @@
+"""One worker of a measurement: `python -m shoal.bench.comm_worker FOLDER RANK` does the job that lies in the folder."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.bench import comm_collectives, comm_steps
+from shoal.bench.comm_workers import RECORDS, Failure, tell_failure
+from shoal.core.errors import RunError, UserError
+from shoal.core.group import Meeting, by_network, joined
+from shoal.core.process import Process, choose_device
+from shoal.core.storage import to_json_line
+
+_PR_SET_PDEATHSIG = 1
+_TIMEOUT_S = 180.0
+"""How long a worker waits for the others, which may be compiling something; nothing that is measured takes so long."""
+
+
+def main() -> int:
+    """Do the job; the exit status."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever measures
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    if os.getppid() != job["parent"]:  # it has gone before it could take this one along
+        return 1
+    sys.path[:0] = [path for path in job["paths"] if path not in sys.path]
+    try:
+        _do(job, folder, rank)
+    except BaseException as error:  # noqa: BLE001 - told in full
+        traceback.print_exc()
+        words = str(error).strip().splitlines()[:1]
+        is_refused = isinstance(error, UserError)
+        message = (
+            "".join(words) if is_refused or isinstance(error, RunError) else ": ".join([type(error).__name__, *words])
+        )
+        tell_failure(folder, rank, Failure(message, is_refused, is_consequence=by_network(error)))
+        return 1
+    return 0
+
+
+def _do(job: dict[str, Any], folder: Path, rank: int) -> None:
+    world_size = job["world_size"]
+    device = choose_device(job["gpus_per_worker"], rank)
+    meeting = Meeting(rank, world_size, job["host"], job["port"], _TIMEOUT_S, hosted=True)
+    with joined(meeting, device, job["backend"]) as group, (folder / RECORDS).open("a", encoding="utf-8") as records:
+        process = Process(
+            rank,
+            world_size,
+            device,
+            group,
+            local_rank=rank,
+            local_world_size=world_size,
+            node="here",
+            address=job["host"],
+        )
+
+        def found(record: dict[str, Any]) -> None:
+            if process.is_first:
+                records.write(to_json_line(record) + "\n")
+                records.flush()
+
+        _JOBS[job["what"]](process, job, folder, found)
+        group.sum(0.0)  # nobody leaves while another still needs it
+
+
+def _collectives(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    torch.set_num_threads(job["threads"])
+    for record in comm_collectives.measure(process, job["sizes"], job["rounds"]):
+        found(record)
+
+
+def _steps(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    for name, tree in job["recipes"].items():
+        found({"name": name} | comm_steps.measure(process, tree, job["steps"], job["threads"], folder))
+
+
+_JOBS = {"collectives": _collectives, "steps": _steps}
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # PyTorch aborts now and then when a process that used Gloo winds up

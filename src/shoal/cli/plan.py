@@ -1,0 +1,141 @@
+"""`shoal plan`: what a recipe will need, before machines are asked for; and whether that is true."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shoal.cli.words import GPU, WORDS, WORKERS, recipes_and_overrides
+from shoal.core.errors import UserError
+from shoal.core.storage import to_json_line
+from shoal.parallel.sizes import PARTS
+from shoal.recipe.load import load_recipe
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shoal.recipe.schema import Recipe
+    from shoal.train.advise import Outcome
+    from shoal.train.forecast import Forecast
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
+_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+@click.command("plan")
+@WORDS
+@click.option(
+    "--gpu-memory", metavar="SIZE", help="Memory of each worker's GPU, as in 80GiB; otherwise this machine's."
+)
+@WORKERS
+@GPU
+@click.option("--check", is_flag=True, help="Take a few real steps here, and compare.")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
+def command(
+    words: tuple[str, ...], gpu_memory: str | None, workers: str | None, gpu: bool, check: bool, as_json: bool
+) -> int:
+    """What a RECIPE will need of each worker under every strategy: memory by part, the micro-batch that fits, bytes
+    sent in a step; and what parallel.strategy=auto takes. Nothing is trained, written or downloaded.
+
+    \b
+    shoal plan gpt2 --gpu-memory 80GiB --workers 8
+    shoal plan my.yaml train.precision=bf16 --check
+    """
+    from shoal.train.forecast import forecast, memory_of_worker
+
+    recipes, overrides = recipes_and_overrides(words, workers, gpu)
+    recipe = load_recipe(recipes, overrides).recipe
+    memory, on_gpu = (_size(gpu_memory), True) if gpu_memory is not None else memory_of_worker(recipe)
+    found = forecast(recipe, memory, on_gpu)
+    record = found.to_record()
+    _print(found, as_json)
+    is_right = True
+    if check:
+        compared = _check(recipe, as_json)
+        record, is_right = record | {"check": compared}, compared["agrees"]
+    if as_json:
+        click.echo(to_json_line(record))
+    return 0 if is_right else 1
+
+
+def _print(found: "Forecast", to_stderr: bool) -> None:
+    from shoal.train.advise import USABLE, in_gib
+
+    recipe, where = found.recipe, "GPU" if found.on_gpu else "CPU"
+    workers = f"{recipe.cluster.workers} worker{'s' * (recipe.cluster.workers > 1)}"
+    usable = f"{in_gib(found.memory)} of memory each, of which tensors may take {in_gib(USABLE * found.memory)}"
+    click.echo(f"{recipe.name}: {found.parameters:,} parameters, {workers} on {where}s with {usable}", err=to_stderr)
+    click.echo(f"a step: {recipe.train.global_batch} samples, {recipe.train.precision}", err=to_stderr)
+    table = _table("strategy", *PARTS, "total", "in host", "micro-batch", "accumulation", "sent", "fits")
+    for outcome in found.outcomes:
+        if outcome.problem is None:
+            table.add_row(*_cells(outcome))
+    _show(table, to_stderr)
+    for outcome in found.outcomes:
+        if outcome.problem is not None:
+            click.echo(f"{outcome.option.name}: not possible: {outcome.problem}", err=to_stderr)
+    chosen = found.choice
+    click.echo(f"auto: {chosen.outcome.option.name}, because {chosen.why}", err=to_stderr)
+    for line in [*filter(None, [chosen.hint]), *found.notes]:
+        click.echo(line, err=to_stderr)
+
+
+def _cells(outcome: "Outcome") -> list[str]:
+    memory = outcome.memory
+    sizes = [_in_units(getattr(memory, part)) for part in PARTS]
+    own = " (recipe)" if outcome.option.is_own else ""
+    micro_batch = str(outcome.micro_batch) + ("" if outcome.is_own_micro_batch else " (set it)")
+    host = _in_units(memory.host) if memory.host else "-"
+    sent = _in_units(outcome.sent) if outcome.sent else "-"
+    counts = [micro_batch, str(outcome.micro_batches)]
+    fits = "yes" if outcome.fits else "no"
+    return [outcome.option.name + own, *sizes, _in_units(memory.total), host, *counts, sent, fits]
+
+
+def _check(recipe: "Recipe", as_json: bool) -> dict[str, Any]:
+    from shoal.bench.plan_check import compare
+    from shoal.train.forecast import forecast, memory_of_worker
+
+    own = forecast(recipe, *memory_of_worker(recipe)).own
+    if own.problem is not None:
+        raise UserError(own.problem)
+    click.echo(f"check: a few steps of {own.option.name} on this machine", err=True)
+    compared = compare(recipe, own)
+    table = _table("check", "predicted", "measured", "difference")
+    for part, row in compared["parts"].items():
+        difference = f"{100 * row['difference']:+.1f}%" if row["difference"] is not None else "-"
+        table.add_row(part, _in_units(row["predicted_bytes"]), _in_units(row["measured_bytes"]), difference)
+    _show(table, as_json)
+    click.echo(f"measured: {compared['how']}", err=as_json)
+    return compared
+
+
+def _table(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", justify="right" if number else "left")
+    return table
+
+
+def _show(table: "Table", to_stderr: bool) -> None:
+    from rich.console import Console
+
+    how: dict[str, Any] = {"highlight": False, "markup": False, "stderr": to_stderr}
+    console = Console(**how)
+    (console if console.is_terminal else Console(**how, width=200)).print(table)
+
+
+def _size(text: str) -> int:
+    """`80GiB`, `24 GB`."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    size = int(float(match.group(1)) * _UNITS.get(match.group(2), 0)) if match else 0
+    if size <= 0:
+        raise UserError(f"--gpu-memory: {text!r} is not a size; give one such as 80GiB, 24GB or 512MiB")
+    return size
+
+
+def _in_units(size: int) -> str:
+    """`1.25 GiB`, `12.3 MiB`"""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

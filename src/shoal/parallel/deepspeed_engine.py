@@ -1,0 +1,234 @@
+"""DeepSpeed's engine inside of a process that is not DeepSpeed's own: what it leaves behind elsewhere is put back."""
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from shoal.core.errors import UserError
+from shoal.core.process import Process
+from shoal.parallel.deepspeed_config import Config
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """The package, set up for this device and for the process group that there is."""
+    with _environment(DS_ACCELERATOR=device.type), contextlib.redirect_stdout(sys.stderr):
+        try:
+            import deepspeed
+            import deepspeed.comm
+        except ImportError as error:
+            raise UserError(
+                "parallel.strategy: deepspeed needs the DeepSpeed package; install it with: "
+                f"pip install 'shoal[deepspeed]' ({error})"
+            ) from error
+        _speak_of_errors_alone()
+        _choose_accelerator(device)
+        # With a table of its own extensions that is empty, it neither compiles one for sums in shared memory (a minute,
+        # and a C++ compiler) nor looks what it could compile; Gloo and NCCL do without.
+        deepspeed.ops.__compatible_ops__ = {}
+        try:
+            deepspeed.comm.init_distributed(dist_init_required=False, verbose=False)
+        finally:
+            del deepspeed.ops.__compatible_ops__
+    from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.utils import groups
+
+    # Of an earlier run in this process: its model, and groups of a process group that is no more.
+    parameter_offload.FWD_MODULE_STACK.clear()
+    groups._release_process_group_references()
+    groups._WORLD_GROUP = dist.group.WORLD
+    return deepspeed
+
+
+def _speak_of_errors_alone() -> None:
+    """On stderr: stdout is for what a user asked for."""
+    logger = logging.getLogger("DeepSpeed")
+    logger.setLevel(logging.ERROR)
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        # Names that DeepSpeed uses, and that PyTorch 2.13 calls otherwise.
+        warnings.filterwarnings("ignore", f"`torch.distributed.{name}` is deprecated", FutureWarning)
+
+
+def _choose_accelerator(device: torch.device) -> None:
+    """It chooses once in a process; a later run may have another device."""
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+
+    if get_accelerator().device_name() != device.type:
+        if device.type == "cuda":
+            from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator as Accelerator
+        else:
+            from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator as Accelerator
+        set_accelerator(Accelerator())
+
+
+def check_device(precision: str, device: torch.device) -> None:
+    """Raise where DeepSpeed is not installed, or cannot compute in this precision."""
+    import_deepspeed(device)
+    from deepspeed.accelerator import get_accelerator
+
+    if precision == "fp16" and not get_accelerator().is_fp16_supported():
+        raise UserError(f"train.precision: DeepSpeed has no fp16 on this {device.type}; use bf16 or fp32")
+
+
+class Surroundings:
+    """What DeepSpeed expects of its process while it works, and no longer."""
+
+    def __init__(self, process: Process) -> None:
+        index = process.device.index
+        self.local_rank = str(process.local_rank if index is None else index)
+        self.linear = F.linear
+        """What stage 3 puts in place of torch's own, so that gathered weights are not kept for the backward pass."""
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Around the making of an engine."""
+        plain = F.linear
+        with _environment(LOCAL_RANK=self.local_rank), contextlib.redirect_stdout(sys.stderr):
+            try:
+                yield
+            finally:
+                self.linear, F.linear = F.linear, plain
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Around everything else."""
+        plain, before = F.linear, os.environ.get("LOCAL_RANK")
+        os.environ["LOCAL_RANK"] = self.local_rank
+        F.linear = self.linear
+        try:
+            yield
+        finally:
+            F.linear = plain
+            if before is None:
+                del os.environ["LOCAL_RANK"]
+            else:
+                os.environ["LOCAL_RANK"] = before
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """These variables, and none that is set meanwhile is left."""
+    saved = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - saved.keys():
+            del os.environ[name]
+        os.environ.update(saved)
+
+
+def build_engine(
+    root: nn.Module, optimizer: torch.optim.Optimizer, config: Config, precision: str | None, process: Process
+) -> tuple[Any, Surroundings]:
+    """An engine around `root`, whose weights are in the host's memory, with what must surround it when it works.
+
+    Args:
+        root: Its forward pass is what is differentiated.
+        optimizer: Over its parameters.
+        config: For DeepSpeed.
+        precision: bf16 or fp16, where weights are computed with that.
+        process: Which worker this is. Every worker must call this.
+    """
+    deepspeed = import_deepspeed(process.device)
+    surroundings = Surroundings(process)
+    _take_those_of_first(root, process)
+    with surroundings.building(), _without_broadcasts(deepspeed):
+        try:
+            deepspeed.DeepSpeedConfig(config)
+        except Exception as error:  # an assertion, pydantic's error, its own: all are of what is configured
+            words = " ".join(str(error).split())
+            raise UserError(f"parallel.deepspeed: DeepSpeed refuses its configuration: {words}") from error
+        if config["zero_optimization"]["stage"] == 3:
+            # Weight by weight: made by the engine itself, the whole model would be on the device first.
+            if precision is not None:
+                for parameter in root.parameters():
+                    parameter.data = parameter.data.to(_DTYPES[precision])
+            deepspeed.zero.Init(module=root, config_dict_or_path=config)
+        engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+        for buffers in (module._buffers for module in root.modules()):
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    buffers[name] = buffer.to(process.device)
+    _ask_once(root)
+    return engine, surroundings
+
+
+def _take_those_of_first(root: nn.Module, process: Process) -> None:
+    """Weights begin as rank 0's."""
+    for parameter in root.parameters():
+        here = parameter.detach().to(process.device)
+        dist.broadcast(here, 0)
+        parameter.data.copy_(here)
+
+
+@contextlib.contextmanager
+def _without_broadcasts(deepspeed: Any) -> Iterator[None]:
+    """Keep DeepSpeed from sending weights around by itself, which it cannot do with those that are a single number."""
+
+    def divide(init: Any, parameter: nn.Parameter) -> None:
+        init._convert_to_deepspeed_param(parameter)
+        parameter.partition()  # type: ignore[attr-defined]
+
+    engine, init = deepspeed.DeepSpeedEngine, deepspeed.zero.Init
+    saved = engine._broadcast_model, init._zero_init_param
+    engine._broadcast_model, init._zero_init_param = lambda _: None, divide
+    try:
+        yield
+    finally:
+        engine._broadcast_model, init._zero_init_param = saved
+
+
+def _ask_once(root: nn.Module) -> None:
+    """DeepSpeed asks twice for a weight on nvme that both passes need soon, and then trips over its own question."""
+    swapper = next((getattr(parameter, "nvme_swapper", None) for parameter in root.parameters()), None)
+    if swapper is not None:
+        swap_in = swapper.swap_in
+        swapper.swap_in = lambda params, *args, **kwargs: swap_in(list(dict.fromkeys(params)), *args, **kwargs)
+
+
+def check_nvme(folder: Path, process: Process) -> None:
+    """Raise on every worker unless each can write to its disk in the way that DeepSpeed does."""
+    problem = None
+    # The first of each machine compiles it, where it was not yet, and the others wait for that.
+    for is_turn in (process.local_rank == 0, process.local_rank != 0):
+        if is_turn:
+            problem = _nvme_problem(folder, process.device)
+        problems = [told for told in process.group.gather(problem) if told is not None]
+        if problems:
+            raise UserError(problems[0])
+
+
+def _nvme_problem(folder: Path, device: torch.device) -> str | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"parallel.deepspeed.nvme_dir: {folder} cannot be made: {error.strerror}"
+    import_deepspeed(device)
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    words = "parallel.deepspeed: nvme needs DeepSpeed's async_io, which cannot be compiled here"
+    advice = "install libaio (Debian: apt-get install libaio-dev), g++ and ninja, or offload to cpu"
+    with _environment(), contextlib.redirect_stdout(sys.stderr):
+        try:
+            builder = AsyncIOBuilder()
+            if not builder.is_compatible(verbose=False):
+                return f"{words}; {advice}"
+            builder.load(verbose=False)
+        except Exception as error:  # noqa: BLE001 - a compiler can fail in any way
+            return f"{words} ({str(error).strip().splitlines()[0]}); {advice}"
+    return None

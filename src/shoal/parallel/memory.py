@@ -1,0 +1,83 @@
+"""What a training step needs of each worker under every strategy: memory by part. Pure arithmetic."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shoal.parallel.memory_deepspeed import deepspeed_moments
+from shoal.parallel.memory_fsdp import fsdp_moments
+from shoal.parallel.memory_pipeline import pipeline_moments
+from shoal.parallel.sizes import Memory, Profile, Way, phase_words, step_batches
+
+_KERNELS = {False: 12 << 20, True: 64 << 20}
+"""What libraries of kernels keep for themselves, on the CPU and on a GPU."""
+
+
+def needed(profile: Profile, way: Way) -> Memory:
+    """What the worker that needs most needs at the worst moment of a step, the second one or later."""
+    worst = max(_moments(profile, way), key=lambda moment: moment.total)
+    return replace(worst, buffers=worst.buffers + _KERNELS[way.on_gpu])
+
+
+def _moments(profile: Profile, way: Way) -> Iterator[Memory]:
+    if way.strategy == "single":
+        yield from _replica(profile, way, holds_gradients=way.micro_batches > 1)
+    elif way.strategy == "ddp":
+        yield from _ddp(profile, way)
+    elif way.strategy == "fsdp":
+        yield from fsdp_moments(profile, way)
+    elif way.strategy == "tensor":
+        yield from _tensor(profile, way)
+    elif way.strategy == "pipeline":
+        yield from pipeline_moments(profile, way)
+    else:
+        assert way.strategy == "deepspeed", way.strategy
+        yield from deepspeed_moments(profile, way)
+
+
+def _replica(profile: Profile, way: Way, holds_gradients: bool, buffers: int = 0) -> Iterator[Memory]:
+    """A whole model on every worker.
+
+    Args:
+        profile: Of one micro-batch.
+        way: How a step is carried out.
+        holds_gradients: Whether all gradients are there throughout a pass, of earlier micro-batches or in buckets.
+        buffers: Bytes beside the model's own.
+    """
+    held = Memory(weights=profile.weights, optimizer=way.moments * profile.trained, buffers=profile.buffers + buffers)
+    made, given = 0, step_batches(profile, way)
+    for phase in profile.phases:
+        if holds_gradients:
+            gradients, activations = profile.trained, phase.peak_apart
+        else:
+            gradients, activations = made + phase.peak_gradients, phase.peak - phase.peak_gradients
+        when = phase_words(profile, phase)
+        yield replace(held, gradients=gradients, activations=activations + given, when=when)
+        made += phase.made
+    yield replace(held, gradients=profile.trained, activations=given, when="optimizer")
+
+
+def _ddp(profile: Profile, way: Way) -> Iterator[Memory]:
+    """A whole model on every worker, gradients in buckets that are sent."""
+    section = way.parallel
+    if section.sync_every > 1:  # the buckets are there and unused
+        yield from _replica(profile, way, holds_gradients=way.micro_batches > 1, buffers=profile.trained)
+        return
+    packed = {"none": 0, "bf16": profile.trained // 2, "fp16": profile.trained // 2, "powersgd": profile.trained}
+    buffers = packed[section.compress]
+    # Micro-batches before the last add up their gradients outside of the buckets.
+    if section.gradient_as_bucket_view and way.micro_batches == 1:
+        yield from _replica(profile, way, holds_gradients=True, buffers=buffers)
+    else:
+        yield from _replica(profile, way, way.micro_batches > 1, buffers + profile.trained)
+
+
+def _tensor(profile: Profile, way: Way) -> Iterator[Memory]:
+    """A part of every layer on each worker, as the profile has it already."""
+    if way.parallel.tensor.across == "fsdp" and way.degrees.data > 1:
+        yield from fsdp_moments(profile, way)
+        return
+    moments = list(_replica(profile, way, holds_gradients=way.micro_batches > 1))
+    yield from moments
+    if way.degrees.copies > 1:  # all gradients once more, to be sent
+        last = moments[-1]
+        yield replace(last, buffers=last.buffers + profile.trained, when="summing gradients")

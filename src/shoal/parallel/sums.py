@@ -1,0 +1,44 @@
+"""Gradients summed over workers once a step is computed, for strategies whose gradients do not travel by themselves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class SharedWeights:
+    """Weights that several stages compute with, and all workers that hold them."""
+
+    def __init__(self, group: Any, parameters: list[nn.Parameter]) -> None:
+        self.group = group
+        self.parameters = parameters
+        self._used: list[nn.Parameter] | None = None
+
+    def gradients(self, device: torch.device) -> list[torch.Tensor]:
+        """Those to be summed; zeros for a weight that only others have used, none for one that nobody uses."""
+        if self._used is None:  # the same in every step
+            flags = torch.tensor([float(each.grad is not None) for each in self.parameters], device=device)
+            dist.all_reduce(flags, group=self.group)
+            self._used = [each for each, used in zip(self.parameters, flags.tolist(), strict=True) if used]
+        for parameter in self._used:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._used if parameter.grad is not None]
+
+
+def sum_in_buckets(tensors: Sequence[torch.Tensor], group: Any, bucket_bytes: int) -> None:
+    """Sum each tensor over the workers of a group, many of them in one go."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for number, tensor in enumerate(tensors):
+        bucket.append(tensor)
+        size += tensor.numel() * tensor.element_size()
+        is_end = number + 1 == len(tensors) or tensors[number + 1].dtype != tensor.dtype
+        if is_end or size >= bucket_bytes:
+            flat = torch.cat([each.reshape(-1) for each in bucket])
+            dist.all_reduce(flat, group=group)
+            parts = torch.split(flat, [each.numel() for each in bucket])
+            torch._foreach_copy_(bucket, [part.view(each.shape) for part, each in zip(parts, bucket, strict=True)])
+            bucket, size = [], 0

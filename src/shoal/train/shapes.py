@@ -1,0 +1,89 @@
+"""What a batch of a recipe's data looks like: from the recipe where that tells, else from a few samples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from shoal.core.section import Section
+from shoal.core.spec import DataSpec
+from shoal.data import section as sections
+from shoal.data.dataset import Datasets, reads_batches
+from shoal.data.loader import read_items
+
+_KNOWN_IMAGES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a model is sized by, and batches of any size."""
+
+    spec: DataSpec
+    make: Callable[[int], Any]
+    """A batch of so many samples."""
+
+
+def known_shapes(section: Section | None) -> Shapes | None:
+    """What a recipe alone says of its data; None where one must look at it."""
+    if isinstance(section, sections.Synthetic):
+        channels, height, width = section.shape
+        return _images((channels, height, width), section.classes)
+    if isinstance(section, sections.Mnist | sections.Cifar10):
+        return _images(_KNOWN_IMAGES[section.name], 10)
+    if isinstance(section, sections.Tokens):
+        return _running_text(section.vocab_size, section.context)
+    return None
+
+
+def shapes_of(datasets: Datasets, section: Section | None, seed: int) -> Shapes:
+    """What some samples of the training data look like."""
+    dataset = datasets.train
+    indices = np.arange(3) % len(dataset)
+
+    def read(count: int) -> Any:
+        if reads_batches(dataset):
+            return dataset.batch(indices[:count], 0)
+        return read_items(dataset, 0, indices[:count], seed)
+
+    two, three = read(2), read(3)
+    if isinstance(section, sections.CsvText):  # a batch is as long as its longest text
+        two, three = (_at_full_length(batch, section.max_tokens) for batch in (two, three))
+    return Shapes(datasets.spec, lambda count: tree_map(_resized(count), two, three))
+
+
+def _images(shape: tuple[int, int, int], num_classes: int) -> Shapes:
+    def make(count: int) -> Any:
+        return torch.zeros(count, *shape), torch.zeros(count, dtype=torch.int64)
+
+    return Shapes(DataSpec(image_shape=shape, num_classes=num_classes), make)
+
+
+def _running_text(vocab_size: int, context: int) -> Shapes:
+    def make(count: int) -> Any:
+        return tuple(torch.zeros(count, context, dtype=torch.int64) for _ in range(2))
+
+    return Shapes(DataSpec(vocab_size=vocab_size, context=context), make)
+
+
+def _at_full_length(batch: Any, max_tokens: int) -> Any:
+    tokens, labels = batch
+    return tokens.new_ones(len(tokens), max_tokens), labels
+
+
+def _resized(count: int) -> Callable[[Any, Any], Any]:
+    """From a tensor of two samples and the same of three, one of `count` samples."""
+
+    def resize(two: Any, three: Any) -> Any:
+        if not isinstance(two, torch.Tensor) or not isinstance(three, torch.Tensor) or two.ndim != three.ndim:
+            return two
+        if two.shape[:1] == (2,) and three.shape[:1] == (3,) and two.shape[1:] == three.shape[1:]:
+            return two[torch.arange(count) % 2]
+        shape = [
+            of_two + (count - 2) * (of_three - of_two) for of_two, of_three in zip(two.shape, three.shape, strict=True)
+        ]
+        return two.new_zeros([max(size, 1) for size in shape])
+
+    return resize
