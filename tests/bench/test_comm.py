@@ -169,6 +169,13 @@ def test_a_slow_worker_is_communication_for_the_others(ranks: Callable[[int], Ra
     assert found[0]["communication_share"] >= found[0]["exposed_share"]
 
 
+def test_what_other_threads_send_is_seen(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    """PowerSGD sends its second factor from the thread in which the first one has arrived."""
+    tiny = TINY | {"model": {"name": "mlp", "hidden": [64]}}
+    loaded = recipe_for(load_recipe([tiny]), "ddp_powersgd", 2)
+    assert ranks(2)(measured_steps, loaded.tree(), str(tmp_path), tmp_path)[0]["calls"] == 3
+
+
 def test_collectives_are_timed_by_size(ranks: Callable[[int], Ranks]) -> None:
     found, other = ranks(2)(comm_collectives.measure, [64, 1 << 16], 3)
     assert found == other  # the slowest worker's

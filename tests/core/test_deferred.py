@@ -146,7 +146,7 @@ def buffers(model):
     model.register_buffer("permuted", torch.randperm(9))
     model.register_buffer("none", None)
     model.register_buffer("number", torch.tensor(7))
-    model.listed[0] = 5.0
+    model.listed.mul_(3)  # a constant of the constructor, which must stay what it is for the next time
 
 
 def initialised(model):
@@ -316,6 +316,10 @@ def on_meta(model):
     model.weight = nn.Parameter(torch.empty(3, device="meta"))
 
 
+def of_own_memory(model):
+    model.weight = nn.Parameter(torch.empty(0).set_(torch.arange(3.0).untyped_storage(), 0, (3,), (1,)))
+
+
 def on_gpu(model):
     model.weight = nn.Parameter(torch.zeros(3, device="cuda"))
 
@@ -338,6 +342,7 @@ def on_gpu(model):
         (conjugates, "conjugate"),
         (on_meta, "without values"),
         (on_gpu, "on cuda"),
+        (of_own_memory, r"\w"),
     ],
 )
 def test_what_cannot_be_deferred_is_refused_and_leaves_nothing(fill, why, capfd):

@@ -43,7 +43,7 @@ class Odd(nn.Module):
         self.narrow = nn.Linear(6, 1)
         self.widen = nn.Linear(1, 5, bias=False)
         self.turned = nn.Parameter(torch.randn(3, 5).t())
-        self.repeated = nn.Parameter(torch.randn(1, 3).expand(2, 3))
+        self.of_more = nn.Parameter(torch.randn(8)[1:7].view(2, 3))
         self.empty = nn.Parameter(torch.zeros(0, 3))
         self.frozen = nn.Linear(5, 5).requires_grad_(False)
         self.scale = nn.Parameter(torch.tensor(1.5))
@@ -54,7 +54,7 @@ class Odd(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         x = self.frozen(self.widen(self.narrow(inputs))) * self.scale * self.portion
-        return x @ self.turned * self.fixed * self.widen.scale + self.repeated.sum(0)
+        return x @ self.turned * self.fixed * self.widen.scale + self.of_more.sum(0)
 
 
 class Blocks(nn.Module):
@@ -297,10 +297,10 @@ def held(process: Process, setup: Setup) -> dict[str, int]:
 
 
 def test_a_worker_holds_its_part_of_a_copy_alone(ranks: MakeRanks) -> None:
-    size = Mlp(6, [16, 16], 3).layers[2].weight.numel()
+    size = Mlp(6, [16, 16], 3).layers[3].weight.numel()
     for shard_size, parts in ((None, 4), (2, 2), (1, 1)):
         for worker in ranks(4)(held, Setup("mlp", fsdp={"shard_size": shard_size})):
-            for name in ("model.layers.2.weight", "optim.layers.2.weight.exp_avg"):
+            for name in ("model.layers.3.weight", "optim.layers.3.weight.exp_avg"):
                 assert worker[name] == size // parts
 
 

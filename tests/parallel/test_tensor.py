@@ -231,7 +231,7 @@ def workers(layout: str) -> int:
     ("model", "layout"),
     [
         *(("gpt", layout) for layout in LAYOUTS),
-        *((model, layout) for model in ("untied", "own", "vit") for layout in ("sequence", "ddp", "fsdp")),
+        *((model, layout) for model in ("untied", "own", "vit") for layout in ("sequence", "fsdp")),
         ("own", "plain"),
         ("even_vit", "sequence"),
         ("even_vit", "fsdp"),

@@ -35,10 +35,25 @@ class Layers(nn.Module):
         return logits
 
 
-def divided(process: Process, model: nn.Module) -> nn.Module:
+class Dropping(nn.Module):
+    """Drops some of what a worker's own tokens are."""
+
+    shoal_tensor = {"start": "split", "drop": "tokens", "end": "join"}
+    num_tokens = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.drop, self.end = nn.Identity(), nn.Dropout(0.5), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.end(self.drop(self.start(x)))
+        return out
+
+
+def divided(process: Process, model: nn.Module, sequence: bool = False) -> nn.Module:
     mesh = build_mesh(ParallelSection(strategy="tensor"), "tensor", process).part(TENSOR)
     assert mesh is not None
-    divide_layers(model, read_plan(model, process.world_size, process.world_size), mesh, sequence=False)
+    divide_layers(model, read_plan(model, process.world_size, process.world_size), mesh, sequence)
     return model
 
 
@@ -86,6 +101,23 @@ def test_a_token_that_there_is_not_is_an_error(token: int, fails_on: int) -> Non
             ranks(look_up_and_fail, token, timeout_s=20.0)
     finally:
         ranks.close()
+
+
+def drop(process: Process) -> tuple[torch.Tensor, torch.Tensor]:
+    model = divided(process, Dropping(), sequence=True)
+    torch.manual_seed(3)
+    x = torch.ones(1, 4, 30, requires_grad=True)
+    out = model(x)
+    (out * out.detach()).sum().backward()
+    assert x.grad is not None
+    return out.detach(), x.grad
+
+
+def test_each_drops_by_itself_of_its_own_tokens(ranks: MakeRanks) -> None:
+    (out, gradient), (other_out, other_gradient) = ranks(2)(drop)
+    assert torch.equal(out, other_out) and torch.equal(gradient, other_gradient), "what is joined is whole"
+    assert not torch.equal(out[:, :2], out[:, 2:]), "but drawn apart"
+    assert set(out.unique().tolist()) == {0.0, 2.0} and torch.equal(gradient, out * 2)
 
 
 def look_up_and_fail(process: Process, token: int) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, record_function
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from shoal.bench.comm_trace import STEP, StepCost, step_costs
 from shoal.core.memory import keep_freed_memory

@@ -67,11 +67,10 @@ class GpuMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._base = torch.cuda.memory_allocated(device)
 
     def now(self) -> int:
         """Bytes at this moment."""
-        return torch.cuda.memory_allocated(self._device) - self._base
+        return torch.cuda.memory_allocated(self._device)
 
     def reset_peak(self) -> None:
         """From here on, `peak` is about what comes."""
@@ -79,7 +78,7 @@ class GpuMemory:
 
     def peak(self) -> int:
         """Most bytes since `reset_peak`."""
-        return torch.cuda.max_memory_allocated(self._device) - self._base
+        return torch.cuda.max_memory_allocated(self._device)
 
 
 def main() -> int:

@@ -60,9 +60,7 @@ def _whereabouts(held: Held) -> tuple[object, ...]:
     return held.data_ptr(), held.shape, held.stride(), held.dtype, held.is_conj(), held.is_neg()
 
 
-def pieces_to_write(
-    tensors: Mapping[str, Held], of_first: frozenset[str], rank: int, world_size: int
-) -> list[Piece]:
+def pieces_to_write(tensors: Mapping[str, Held], of_first: frozenset[str], rank: int, world_size: int) -> list[Piece]:
     """This worker's pieces. Those of all workers together cover every tensor, without overlap.
 
     No worker asks another: each knows the same names and sizes, and so comes to the same division.

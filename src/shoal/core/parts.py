@@ -37,9 +37,7 @@ Held = torch.Tensor | FlatPart
 """A plain tensor is the same on every worker; a DTensor says itself which part of it is here."""
 
 
-def _rectangles(
-    shape: Sequence[int], start: int, end: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _rectangles(shape: Sequence[int], start: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Offsets and shapes of the blocks that elements [start, end) of a tensor form."""
     if start >= end:
         return
@@ -57,9 +55,7 @@ def _rectangles(
     yield from _within(shape, last, last * row, end)
 
 
-def _within(
-    shape: Sequence[int], row: int, start: int, end: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _within(shape: Sequence[int], row: int, start: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     begin = row * math.prod(shape[1:])
     for offset, size in _rectangles(shape[1:], start - begin, end - begin):
         yield (row, *offset), (1, *size)

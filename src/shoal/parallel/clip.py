@@ -11,6 +11,12 @@ from torch.amp.grad_scaler import OptState
 from shoal.core.parts import is_distributed
 
 
+def local_gradient(parameter: nn.Parameter) -> torch.Tensor | None:
+    """What this worker holds of a parameter's gradient; not a copy."""
+    gradient = parameter.grad
+    return gradient.to_local() if is_distributed(gradient) else gradient
+
+
 def num_holders(tensor: torch.Tensor, world_size: int) -> int:
     """How many workers hold what this one holds of a tensor: all of a plain one, fewer of a DTensor."""
     if not is_distributed(tensor):

@@ -8,13 +8,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal.core.parts import is_distributed
+from shoal.parallel.clip import local_gradient
 from shoal.parallel.sums import sum_in_buckets
-
-
-def local_gradient(parameter: nn.Parameter) -> torch.Tensor | None:
-    """What this worker holds of a parameter's gradient; not a copy."""
-    gradient = parameter.grad
-    return gradient.to_local() if is_distributed(gradient) else gradient
 
 
 def align_gradients(parameters: Sequence[nn.Parameter]) -> None:

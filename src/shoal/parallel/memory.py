@@ -8,14 +8,15 @@ from shoal.parallel.memory_fsdp import fsdp_moments
 from shoal.parallel.memory_pipeline import pipeline_moments
 from shoal.parallel.sizes import Memory, Profile, Way, phase_words, step_batches
 
-_KERNELS = {False: 12 << 20, True: 64 << 20}
-"""What libraries of kernels keep for themselves, on the CPU and on a GPU."""
+_KERNELS_ON_CPU, _KERNELS_ON_GPU = 12 << 20, 64 << 20
+"""What libraries of kernels keep for themselves; on the CPU as little as a small model needs."""
 
 
 def needed(profile: Profile, way: Way) -> Memory:
     """What the worker that needs most needs at the worst moment of a step, the second one or later."""
     worst = max(_moments(profile, way), key=lambda moment: moment.total)
-    return replace(worst, buffers=worst.buffers + _KERNELS[way.on_gpu])
+    kernels = _KERNELS_ON_GPU if way.on_gpu else min(_KERNELS_ON_CPU, worst.total // 16)
+    return replace(worst, buffers=worst.buffers + kernels)
 
 
 def _moments(profile: Profile, way: Way) -> Iterator[Memory]:

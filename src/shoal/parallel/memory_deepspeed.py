@@ -49,7 +49,7 @@ class _Zero:
         settings = _settings(profile, way)
         self.profile, self.way, self.stage, self.ratio = profile, way, section.stage, ratio
         self.part = -(-profile.trained // shards)
-        """Of one worker, in full precision: of the weights that the optimizer changes, of their gradients, of moments."""
+        """Of one worker, in full precision: of the weights that the optimizer changes, of gradients, of moments."""
         # From stage 2 on, gradients are added up in full precision; stage 3 sends them before that.
         sent = 1.0 if self.stage == 2 else ratio
         self.gradients = int(profile.trained * sent)
@@ -88,7 +88,9 @@ class _Zero:
         if self.stage == 1:
             return replace(moment, gradients=self.gradients)
         if self.stage == 2:
-            return replace(moment, gradients=held.gradients + self._own(made), buffers=held.buffers + self._filled(made))
+            return replace(
+                moment, gradients=held.gradients + self._own(made), buffers=held.buffers + self._filled(made)
+            )
         return replace(moment, buffers=held.buffers + self._gathered(phase))
 
     def _own(self, made: int) -> int:

@@ -1,8 +1,8 @@
 """Pipeline parallel: each worker holds some of the model's blocks, and micro-batches flow through all of them."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch import nn
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
 from shoal.core.objective import Count, Measured, Objective
-from shoal.core.parts import FlatPart, Held, shape_of
+from shoal.core.parts import FlatPart, Held
 from shoal.core.process import Process
 from shoal.core.rng import derive_seed, isolated_rng
 from shoal.core.weights import named_weights
@@ -237,11 +237,6 @@ class PipelineUnit(Replica):
 
         return DTensor.from_local(tensor.detach(), self.copies_mesh, [Replicate()], run_check=False)
 
-    def load(self, state: UnitState) -> None:
-        """Take over a state; names must be the model's own, and what is another worker's is not read."""
-        elsewhere = {f"model.{name}" for name in self.holders.keys() - self.own}
-        super().load(UnitState(_OnlyOwn(cast("Mapping[str, torch.Tensor]", state.tensors), elsewhere), state.values))
-
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight as a whole, in the order of their names: on rank 0; elsewhere, one that is not held is empty."""
         for name, tensor in sorted(named_weights(self.model).items()):
@@ -252,21 +247,3 @@ class PipelineUnit(Replica):
                 elif self.worker == 0:
                     found = self.flow.receive((tuple(tensor.shape), tensor.dtype), holder)
             yield name, torch.empty(0) if found.is_meta else found
-
-
-class _OnlyOwn(Mapping[str, torch.Tensor]):
-    """Tensors of a state, some of them as meta tensors, without a look at their file."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], elsewhere: set[str]) -> None:
-        self.tensors = tensors
-        self.elsewhere = elsewhere
-        self.shapes = {name: shape_of(tensors, name) for name in tensors}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return torch.empty(self.shapes[name], device="meta") if name in self.elsewhere else self.tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)

@@ -17,7 +17,7 @@ from shoal.core.objective import Count, LossResult, Measured, Objective, check_l
 from shoal.core.parts import copy_own_part, is_distributed, shape_of
 from shoal.core.process import Process
 from shoal.core.weights import named_weights, take_weights
-from shoal.parallel.clip import SharedScaler, clip_gradients, num_holders
+from shoal.parallel.clip import SharedScaler, clip_gradients, local_gradient, num_holders
 from shoal.parallel.numerics import autocast, build_scaler, check_precision, compiled, recompute_activations
 from shoal.parallel.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from shoal.parallel.unit import StepLoss, StepSettings, UnitState
@@ -171,7 +171,8 @@ class Replica:
             return
         if isinstance(count, int) and count == 0:
             raise UserError("task.loss counted nothing to learn from in a whole step; check the data")
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        # On the parts that are here: kernels take no mixture of divided and whole ones.
+        gradients = [gradient for p in self.parameters if (gradient := local_gradient(p)) is not None]
         torch._foreach_mul_(gradients, expected / count)
 
     def optimizer_step(self, lr: float) -> None:
@@ -236,7 +237,8 @@ class Replica:
             if tuple(weights[name].shape) != shape:
                 shapes = f"{shape} in the checkpoint and {tuple(weights[name].shape)} in this model"
                 raise UserError(f"model: {name} is {shapes}; use the checkpoint's own recipe")
-            copy_own_part(weights[name], tensors, f"model.{name}")
+            if not weights[name].is_meta:  # which another worker holds
+                copy_own_part(weights[name], tensors, f"model.{name}")
         load_optimizer_tensors(self.optimizer, self.names, tensors, "optim.")
         if self.scaler is not None and state.values.get("scaler"):
             self.scaler.load_state_dict(state.values["scaler"])

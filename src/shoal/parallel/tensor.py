@@ -11,12 +11,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from shoal.core.batch import MicroBatch, StepBatch
-from shoal.core.errors import UserError
-from shoal.core.objective import Count, Measured, Objective
+from shoal.core.objective import Measured, Objective
 from shoal.core.parts import is_distributed
 from shoal.core.process import Process
 from shoal.core.weights import named_weights
-from shoal.parallel.gradients import align_gradients, average_gradients, local_gradient
+from shoal.parallel.gradients import align_gradients, average_gradients
 from shoal.parallel.mesh import COPIES, SHARDS, TENSOR, build_mesh, on_whole_mesh
 from shoal.parallel.replica import Replica
 from shoal.parallel.section import ParallelSection
@@ -84,13 +83,6 @@ class TensorUnit(Replica):
             summed = [side == TENSOR and self.names[parameter] in self.of_own_tokens for parameter in parameters]
             average_gradients(parameters, summed, part.get_group(), self.bucket_bytes, self.device)
         return loss if self.mesh.tensor_rank == 0 else StepLoss([], 0)
-
-    def rescale_gradients(self, expected: int, count: Count) -> None:
-        """As one process does it, on the parts that are here: kernels take no mixture of divided and whole ones."""
-        if isinstance(count, int) and count == 0:
-            raise UserError("task.loss counted nothing to learn from in a whole step; check the data")
-        gradients = [gradient for p in self.parameters if (gradient := local_gradient(p)) is not None]
-        torch._foreach_mul_(gradients, expected / count)
 
     def evaluate(self, batch: MicroBatch) -> Measured:
         """The task's metrics on one batch, told by the first worker of a group."""

@@ -52,6 +52,10 @@ def _divided_problems(recipe: Recipe, degrees: Degrees) -> Found:
     if workers == 1:
         yield ("parallel", "strategy"), f"{strategy} divides a model among workers, and there is one; use single"
         return
+    if strategy == "pipeline" and degrees.stages == 1:
+        least = next(size for size in range(2, workers + 1) if not workers % size)
+        yield ("parallel", "pipeline", "stages"), f"a pipeline of one worker is none; set {least} or more, or use ddp"
+        return
     if model is None or ":" in model.name:  # what it can do shows when it is built
         return
     if not isinstance(model, Gpt | Vit):

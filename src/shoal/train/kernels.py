@@ -10,26 +10,18 @@ from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
+_SOFTMAXES = frozenset(
+    [F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, torch.Tensor.softmax, torch.Tensor.log_softmax]
+)
 _IN_FULL = frozenset(
     [
-        *(F.softmax, F.log_softmax, F.layer_norm, F.group_norm, F.cosine_similarity),
-        *(F.cross_entropy, F.nll_loss, F.kl_div, F.mse_loss, F.l1_loss, F.smooth_l1_loss),
-        *(F.binary_cross_entropy_with_logits, F.cosine_embedding_loss, F.triplet_margin_loss),
-        *(
-            torch.softmax,
-            torch.log_softmax,
-            torch.exp,
-            torch.log,
-            torch.pow,
-            torch.rsqrt,
-            torch.cumsum,
-            torch.logsumexp,
-        ),
-        *(torch.Tensor.softmax, torch.Tensor.log_softmax, torch.Tensor.exp, torch.Tensor.log, torch.Tensor.pow),
-        *(torch.Tensor.rsqrt, torch.Tensor.cumsum, torch.Tensor.logsumexp),
+        *(F.layer_norm, F.group_norm, F.cosine_similarity, F.cross_entropy, F.nll_loss, F.kl_div, F.mse_loss, F.l1_loss),
+        *(F.smooth_l1_loss, F.binary_cross_entropy_with_logits, F.cosine_embedding_loss, F.triplet_margin_loss),
+        *(torch.exp, torch.log, torch.pow, torch.rsqrt, torch.cumsum, torch.logsumexp),
+        *(torch.Tensor.exp, torch.Tensor.log, torch.Tensor.pow, torch.Tensor.rsqrt, torch.Tensor.cumsum),
     ]
 )
-"""What autocast computes in fp32 on a GPU, and in whatever comes on the CPU."""
+"""What autocast computes in fp32 on a GPU, and in whatever comes on the CPU; softmaxes in one kernel."""
 
 _HALF = (torch.bfloat16, torch.float16)
 _ATTENTION_BACKWARD = (
@@ -75,9 +67,50 @@ class AsOnGpu(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func is F.dropout:
             return _dropout(*args, **kwargs)
-        if func in _IN_FULL and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map(_in_full, (args, kwargs))
+        if torch.is_autocast_enabled("cpu"):
+            if func in _SOFTMAXES and args and args[0].dtype in _HALF:
+                return _ToFull.apply(args[0])  # type: ignore[no-untyped-call]
+            if func is F.cross_entropy and (loss := _cross_entropy(*args, **kwargs)) is not None:
+                return loss
+            if func in _IN_FULL:
+                args, kwargs = tree_map(_in_full, (args, kwargs))
         return func(*args, **kwargs)
+
+
+class _ToFull(torch.autograd.Function):
+    """Sizes of a softmax that takes half precision and gives full, and of its backward pass; no numbers."""
+
+    @staticmethod
+    def forward(context: Any, half: torch.Tensor) -> torch.Tensor:
+        full = torch.empty_like(half, dtype=torch.float32)
+        context.save_for_backward(full)
+        context.dtype = half.dtype
+        return full
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(gradient, dtype=context.dtype)
+
+
+def _cross_entropy(
+    input: torch.Tensor,  # noqa: A002 - its name
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor | None:
+    """Of half precision and class numbers: a softmax and what follows; None where it is as on the CPU."""
+    if input.dtype not in _HALF or input.ndim < 2 or target.is_floating_point():
+        return None
+    logs: torch.Tensor = _ToFull.apply(input)  # type: ignore[no-untyped-call]
+    loss = F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
+    if label_smoothing:
+        spread = logs.sum(1)
+        loss = loss - label_smoothing * (spread if reduction == "none" else spread.sum())
+    return loss
 
 
 def _in_full(value: Any) -> Any:

@@ -15,8 +15,9 @@ from shoal.core.rng import isolated_rng
 from shoal.models.blocks import repeated_blocks
 from shoal.parallel.memory_fsdp import gathered_as
 from shoal.parallel.numerics import autocast, recompute_activations
-from shoal.parallel.sizes import LOSS, Phase, Profile, Way
+from shoal.parallel.sizes import LOSS, Phase, Piece, Profile, Way
 from shoal.parallel.tensor_plan import read_plan
+from shoal.parallel.ties import tied_names
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
 from shoal.train.build import _datasets, _model
@@ -41,6 +42,8 @@ class Form:
     sequence: bool = False
     dtype: str | None = None
     """What weights are computed with, where that is not what they are kept in."""
+    untied: bool = False
+    """Whether tied weights are several, each with a gradient of its own."""
     recompute: bool = False
 
 
@@ -52,7 +55,8 @@ def form_of(way: Way, recompute: bool) -> Form:
         dtype = gathered_as(section.fsdp, way.precision)
     elif way.strategy == "deepspeed":
         dtype = way.precision
-    return Form(way.degrees.tensor, section.tensor.sequence, dtype if dtype in _DTYPES else None, recompute)
+    dtype = dtype if dtype in _DTYPES else None
+    return Form(way.degrees.tensor, section.tensor.sequence, dtype, way.strategy == "pipeline", recompute)
 
 
 class Tracer:
@@ -72,6 +76,7 @@ class Tracer:
         self.is_fake = True
         self._mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
         self._models: dict[Form, nn.Module] = {}
+        self._pieces: dict[Form, tuple[tuple[Piece, ...], tuple[Piece, Piece] | None]] = {}
         self._traffic: dict[Form, Traffic] = {}
         self._profiles: dict[tuple[int, Form], Profile] = {}
 
@@ -102,6 +107,9 @@ class Tracer:
             if form.tensor > 1:
                 plan = read_plan(model, form.tensor, self.recipe.cluster.workers)
                 self._traffic[form] = share_layers(model, plan, form.sequence and plan.can_divide_tokens)
+            self._pieces[form] = pieces_of(model), pipeline_ends(model)
+            if form.untied:
+                _untie(model)
             if form.recompute:
                 recompute_activations(model)
             self._models[form] = model
@@ -111,7 +119,7 @@ class Tracer:
         """A forward and a backward pass, as `parallel.replica.Replica` makes them."""
         with isolated_rng(self.recipe.train.seed), self._mode, contextlib.ExitStack() as stack:
             model = self._model(form)
-            pieces = pieces_of(model)
+            pieces, ends = self._pieces[form]
             if form.dtype is not None:
                 stack.enter_context(_computing_in(model, _DTYPES[form.dtype]))
             batch = self.shapes.make(micro_batch)
@@ -139,9 +147,19 @@ class Tracer:
             batch=num_bytes(tensors_in(batch)),
             between=watch.between,
             has_own_blocks=has_own_blocks(model),
-            ends=pipeline_ends(model),
+            ends=ends,
             sent=traffic.sent,
         )
+
+
+def _untie(model: nn.Module) -> None:
+    """Make tied weights several, as they are where stages of a pipeline have them."""
+    for _, *others in tied_names(model):
+        for name in others:
+            owner, _, own = name.rpartition(".")
+            parameter = model.get_parameter(name)
+            untied = nn.Parameter(torch.empty_like(parameter), requires_grad=parameter.requires_grad)
+            setattr(model.get_submodule(owner), own, untied)
 
 
 @contextlib.contextmanager
