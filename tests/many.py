@@ -6,6 +6,7 @@ stay joined, and run one function after the other: a test costs what its functio
 
 import contextlib
 import functools
+import gc
 import multiprocessing
 import os
 import pickle
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from shoal.core.group import Meeting, joined
 from shoal.core.process import Process
@@ -97,6 +99,18 @@ def _context() -> Any:
     return context
 
 
+def _groups() -> list[Any]:
+    """All but those of meshes, which PyTorch remembers beyond a function."""
+    return [group for group in dist.distributed_c10d._world.pg_map if not group.group_desc.startswith("mesh")]
+
+
+def _leave(groups: list[Any]) -> None:
+    """What a function has made goes with it: the threads of a thousand groups would leave no time for the next one."""
+    gc.collect()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
 def _be_rank(connection: Connection, rank: int, world_size: int) -> None:
     """Answer questions until there is nobody left to ask them."""
     torch.set_num_threads(1)
@@ -114,9 +128,11 @@ def _be_rank(connection: Connection, rank: int, world_size: int) -> None:
         process = Process(rank, world_size, CPU, group, local_rank=rank, local_world_size=world_size)
         while True:
             function, arguments, named = pickle.loads(connection.recv_bytes())
+            groups = set(_groups())
             try:
                 answer = (True, function(process, *arguments, **named))
             except BaseException:
                 answer = (False, traceback.format_exc())
+            _leave([made for made in _groups() if made not in groups])
             connection.send_bytes(pickle.dumps(answer))
     os._exit(0)  # nobody waits for those who are still connected

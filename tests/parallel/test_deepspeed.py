@@ -316,6 +316,21 @@ def test_nothing_is_left_behind_and_nothing_is_said(ranks: MakeRanks, stage: str
         assert found == {"variables": set(), "linear": True, "told": ""}
 
 
+def began_with(process: Process) -> dict[str, torch.Tensor]:
+    torch.manual_seed(process.rank)
+    model = PartlyFrozen()
+    parallel = ParallelSection(strategy="deepspeed", deepspeed={"stage": 2})
+    unit = build_unit(parallel, model, Objective(mean_loss, measure), StepSettings(optim=ADAMW), process)
+    return dict(unit.full_weights())
+
+
+def test_all_workers_begin_with_the_weights_of_the_first(ranks: MakeRanks) -> None:
+    torch.manual_seed(0)
+    expected = PartlyFrozen().state_dict()
+    found = ranks(2)(began_with)[0]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def small_weights(process: Process, wanted: Setup) -> int:
     return len(wanted.unit(process).zero.persistent_parameters)
 

@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        _refuse_generators((args, kwargs))
+        _refuse_what_cannot_be_repeated((args, kwargs))
         given: tuple[Any, Any] = tree_map(self._note, (args, kwargs))
         found = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def note(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             if not isinstance(tensor, FakeTensor):
                 return its_own(tensor, *args, **kwargs)
-            _refuse_generators((args, kwargs))
+            _refuse_what_cannot_be_repeated((args, kwargs))
             self._draw()
             view = self._note(tensor)
             fills = view.storage if view.is_all else None
@@ -155,9 +155,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.view(value)
 
 
-def _refuse_generators(given: Any) -> None:
-    if any(isinstance(leaf, torch.Generator) for leaf in tree_leaves(given)):
-        raise CannotDeferError("it draws from a generator of its own")
+def _refuse_what_cannot_be_repeated(given: Any) -> None:
+    for leaf in tree_leaves(given):
+        if isinstance(leaf, torch.Generator):
+            raise CannotDeferError("it draws from a generator of its own")
+        if isinstance(leaf, torch.UntypedStorage | torch.TypedStorage):
+            raise CannotDeferError("it sets the memory of a tensor")
 
 
 def _filled(function: Any, args: Any, kwargs: Any) -> int | None:

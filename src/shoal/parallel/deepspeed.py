@@ -20,7 +20,7 @@ from shoal.core.parts import FlatPart, Held, read_flat, shape_of
 from shoal.core.process import Process
 from shoal.core.weights import named_weights
 from shoal.parallel.deepspeed_config import Decided, build_config
-from shoal.parallel.deepspeed_engine import build_engine, check_device, check_nvme
+from shoal.parallel.deepspeed_engine import build_engine, check_device, check_nvme, take_weights_of_first
 from shoal.parallel.deepspeed_parts import Parts, Tensors, whole_weight
 from shoal.parallel.replica import Replica
 from shoal.parallel.section import ParallelSection
@@ -50,6 +50,7 @@ class DeepSpeedUnit(Replica):
         super().__init__(model, objective, settings, process, is_divided=True)
         decided = _decide(model, settings, process, section)
         config = build_config(decided)
+        take_weights_of_first(model, process)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         # Frozen weights do not change, and DeepSpeed may keep them in low precision alone.
         self.frozen = {

@@ -146,7 +146,6 @@ def build_engine(
     """
     deepspeed = import_deepspeed(process.device)
     surroundings = Surroundings(process)
-    _take_those_of_first(root, process)
     with surroundings.building(), _without_broadcasts(deepspeed):
         try:
             deepspeed.DeepSpeedConfig(config)
@@ -168,9 +167,9 @@ def build_engine(
     return engine, surroundings
 
 
-def _take_those_of_first(root: nn.Module, process: Process) -> None:
-    """Weights begin as rank 0's."""
-    for parameter in root.parameters():
+def take_weights_of_first(model: nn.Module, process: Process) -> None:
+    """Every worker begins with rank 0's."""
+    for parameter in model.parameters():
         here = parameter.detach().to(process.device)
         dist.broadcast(here, 0)
         parameter.data.copy_(here)

@@ -51,10 +51,12 @@ class _Walk:
         )
         if self.sums_later:
             self.held = replace(self.held, gradients=int(profile.trained * self.reduced))
-        if section.cpu_offload and way.on_gpu:
-            self.held = replace(self.held, weights=0, optimizer=0, host=own + (1 + way.moments) * trained)
-        self.offloads = section.cpu_offload and way.on_gpu
         self.adds_up = self.held.gradients > 0
+        self.offloads = section.cpu_offload and way.on_gpu
+        if self.offloads:
+            host = own + (1 + way.moments) * trained
+            gradients = self.held.gradients if self.sums_later else 0
+            self.held = replace(self.held, weights=0, gradients=gradients, optimizer=0, host=host)
         self.open: dict[int, int] = {}
         """Pieces that are gathered, in bytes."""
         self.waiting = 0
@@ -63,6 +65,7 @@ class _Walk:
         self.of_root = 0
         """Gradients of the rest of the model, which are whole until the end."""
         self.alive = 0
+        self.is_backward = False
 
     def _part(self, size: int) -> int:
         return -(-size // self.shards)
@@ -93,40 +96,47 @@ class _Walk:
         yield self._moment(self.alive, 0, size * (1 + self.copies_more), "gathering")
         self.waiting = size
 
-    def _unpack(self, number: int) -> Iterator[Memory]:
-        self.open[number] = self._size(number)
-        yield self._moment(self.alive, 0, 0, "unpacking what was gathered")
+    def _open(self, number: int) -> Iterator[Memory]:
+        """Have a piece gathered; in the backward pass, it may wait already."""
+        if number not in self.open:
+            if not self.is_backward or not self.waiting:
+                yield from self._gather(number)
+            self.open[number] = self._size(number)
+            yield self._moment(self.alive, 0, 0, "unpacking what was gathered")
+            if self.is_backward:
+                self.waiting = 0
 
     def _compute(self, phase: Phase) -> Iterator[Memory]:
-        own = phase.peak_gradients if not self.adds_up or not self.sums_later else 0
-        yield self._moment(phase.peak - own, 0, own, phase_words(self.profile, phase))
+        own, activations = phase.peak_gradients, phase.peak - phase.peak_gradients
+        if self.sums_later:  # they are added to those of earlier micro-batches
+            own, activations = 0, phase.peak_apart
+        yield self._moment(activations, 0, own, phase_words(self.profile, phase))
         self.alive = phase.kept
 
     def forward(self, phase: Phase) -> Iterator[Memory]:
         """Of one piece."""
-        number = self._piece(phase.piece)
         if phase.piece == LOSS:
             self.waiting = 0
             if self.section.reshard_after_forward:
                 self.open.clear()
-        elif number not in self.open:
-            yield from self._gather(number)
-            yield from self._unpack(number)
+            yield from self._compute(phase)
+            return
+        number = self._piece(phase.piece)
+        yield from self._open(ROOT)
+        yield from self._open(number)
         yield from self._compute(phase)
-        if number != ROOT and phase.piece != LOSS and self.section.reshard_after_forward:
+        if number != ROOT and self.section.reshard_after_forward:
             del self.open[number]
 
     def backward(self, phase: Phase) -> Iterator[Memory]:
         """Of one piece."""
-        number = self._piece(phase.piece)
         if phase.piece == LOSS:
             yield from self._compute(phase)
             return
-        if number not in self.open:
-            if not self.waiting:
-                yield from self._gather(number)
-            yield from self._unpack(number)
-            self.waiting = 0
+        self.is_backward = True
+        number = self._piece(phase.piece)
+        yield from self._open(ROOT)
+        yield from self._open(number)
         if not self.waiting and (following := self._following(number)) is not None:
             yield from self._gather(following)
         yield from self._compute(phase)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal.core.errors import UserError
@@ -57,8 +58,22 @@ def build_mesh(section: ParallelSection, strategy: str, process: Process) -> Mes
     except DegreesError as error:
         raise UserError(f"parallel.{'.'.join(error.field)}: {error}") from error
     kept = _sides(section, strategy, degrees)
-    device_type = process.device.type
-    return Mesh(degrees, init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept)), process.rank)
+    return Mesh(degrees, _device_mesh(process.device.type, tuple(kept.items())), process.rank)
+
+
+_MADE: dict[tuple[object, ...], DeviceMesh] = {}
+
+
+def _device_mesh(device_type: str, sides: tuple[tuple[str, int], ...]) -> DeviceMesh:
+    """The same for the same sides, as long as the workers are joined: each has groups of its own, with threads."""
+    world = dist.group.WORLD
+    key = (world, device_type, sides)
+    if key not in _MADE:
+        for old in [made for made in _MADE if made[0] is not world]:
+            del _MADE[old]
+        names, sizes = zip(*sides, strict=True)
+        _MADE[key] = init_device_mesh(device_type, sizes, mesh_dim_names=names)
+    return _MADE[key]
 
 
 def _sides(section: ParallelSection, strategy: str, degrees: Degrees) -> dict[str, int]:

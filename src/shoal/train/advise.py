@@ -39,7 +39,7 @@ _AUTOMATIC = ("single", "ddp", "fsdp", "tensor x fsdp", "fsdp, offloaded")
 """What `auto` may take, the fastest first. Not DeepSpeed, which may not be installed, nor a pipeline, which wants many
 micro-batches."""
 _TENSOR_SIZES = (8, 4, 2)
-"""Workers that share layers beside fsdp: no more than a machine usually has."""
+"""Workers that share layers: no more than a machine usually has."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,18 @@ def options_of(recipe: Recipe) -> list[Option]:
     own, workers = recipe.parallel, recipe.cluster.workers
     found = [Option(_name_of(own), own, is_own=True)] if own.strategy != "auto" else []
     for name, changes in (_LONE if workers == 1 else _SEVERAL).items():
-        option = Option(name, _changed(own, changes, recipe))
-        if not any(option.parallel == other.parallel for other in found):
-            found.append(option)
+        section = _changed(own, changes)
+        if section.strategy == "tensor" and own.tensor.size is None:
+            size = _tensor_size(recipe, section.tensor.across)
+            section = section.model_copy(update={"tensor": section.tensor.model_copy(update={"size": size})})
+            if size is None and section.tensor.across == "fsdp":  # the same as without
+                continue
+        if not any(section == other.parallel for other in found):
+            found.append(Option(name, section))
     return found
 
 
-def _changed(section: ParallelSection, changes: dict[str, Any], recipe: Recipe) -> ParallelSection:
+def _changed(section: ParallelSection, changes: dict[str, Any]) -> ParallelSection:
     """The section with another strategy, and without what is for ddp alone."""
     tree = section.model_dump()
     for name, value in changes.items():
@@ -105,12 +110,15 @@ def _changed(section: ParallelSection, changes: dict[str, Any], recipe: Recipe) 
     if changes["strategy"] != "ddp":
         plain = ParallelSection()
         tree |= {name: getattr(plain, name) for name in ("compress", "hierarchical", "sync_every", "sync_batch_norm")}
-    if changes.get("tensor", {}).get("across") == "fsdp" and section.tensor.size is None:
-        workers = recipe.cluster.workers
-        heads = getattr(recipe.model, "heads", workers)
-        sizes = [size for size in _TENSOR_SIZES if workers % size == 0 and workers > size and heads % size == 0]
-        tree["tensor"]["size"] = sizes[0] if sizes else None
     return ParallelSection.model_validate(tree)
+
+
+def _tensor_size(recipe: Recipe, across: str) -> int | None:
+    """The most workers that can share layers, and be on one machine; beside fsdp, some are left for that."""
+    workers = recipe.cluster.workers
+    heads = getattr(recipe.model, "heads", workers)
+    sizes = [size for size in _TENSOR_SIZES if workers % size == 0 and heads % size == 0]
+    return next((size for size in sizes if across == "ddp" or size < workers), None)
 
 
 def _name_of(section: ParallelSection) -> str:
@@ -195,6 +203,8 @@ def choose(outcomes: Sequence[Outcome], memory: int | None, recomputed: Callable
     """
     by_name = {outcome.option.name: outcome for outcome in outcomes if outcome.problem is None}
     ranked = [by_name[name] for name in _AUTOMATIC if name in by_name]
+    if not ranked:
+        raise UserError(next(outcome.problem for outcome in outcomes if outcome.problem is not None))
     fitting = [outcome for outcome in ranked if outcome.fits]
     if fitting:
         return _chosen(fitting[0], ranked, memory, recomputed)
@@ -216,8 +226,8 @@ def _chosen(
         whole = "one worker" if name == "single" else "every worker"
         sends = "" if name == "single" else ", and nothing sends less"
         return Choice(taken, f"the whole model fits on {whole}: {total} of the {usable} that it can use{sends}")
-    faster = ranked[0]
-    why = f"{faster.option.name} would need {in_gib(faster.memory.total)} and a worker can use {usable}; {name} {total}"
+    faster, would_need = ranked[0].option.name, in_gib(ranked[0].memory.total)
+    why = f"{faster} would need {would_need} and a worker can use {usable}; {name} needs {total}"
     hint = _hint([outcome for outcome in ranked if outcome is not taken][:1], recomputed)
     return Choice(taken, why, hint)
 

@@ -15,8 +15,8 @@ _SOFTMAXES = frozenset(
 )
 _IN_FULL = frozenset(
     [
-        *(F.layer_norm, F.group_norm, F.cosine_similarity, F.cross_entropy, F.nll_loss, F.kl_div, F.mse_loss, F.l1_loss),
-        *(F.smooth_l1_loss, F.binary_cross_entropy_with_logits, F.cosine_embedding_loss, F.triplet_margin_loss),
+        *(F.layer_norm, F.group_norm, F.cosine_similarity, F.cross_entropy, F.nll_loss, F.kl_div, F.mse_loss),
+        *(F.l1_loss, F.smooth_l1_loss, F.binary_cross_entropy_with_logits, F.cosine_embedding_loss),
         *(torch.exp, torch.log, torch.pow, torch.rsqrt, torch.cumsum, torch.logsumexp),
         *(torch.Tensor.exp, torch.Tensor.log, torch.Tensor.pow, torch.Tensor.rsqrt, torch.Tensor.cumsum),
     ]

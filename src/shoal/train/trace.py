@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import _engine_run_backward
 
 from shoal.core.errors import UserError
 from shoal.core.objective import check_loss
@@ -88,6 +89,10 @@ class Tracer:
             self._profiles[key] = self._trace(micro_batch, form)
         return self._profiles[key]
 
+    def run_for_real(self) -> None:
+        """From here on with memory, on the CPU."""
+        self.is_fake, self._mode, self._models = False, contextlib.nullcontext(), {}
+
     def _trace(self, micro_batch: int, form: Form) -> Profile:
         if self.is_fake:
             try:
@@ -95,7 +100,7 @@ class Tracer:
             except UserError:
                 raise
             except Exception:  # noqa: BLE001 - whatever its code does that fake tensors cannot; else it is raised again
-                self.is_fake, self._mode, self._models = False, contextlib.nullcontext(), {}
+                self.run_for_real()
         if micro_batch <= _FEW[-1]:
             return self._run(micro_batch, form)
         few, more = (self.profile(count, form) for count in _FEW)
@@ -130,12 +135,12 @@ class Tracer:
             traffic.sent = 0
             as_on = AsOnGpu() if self.on_gpu and self.is_fake else contextlib.nullcontext()
             try:
-                with live:
-                    with as_on, autocast(self.recipe.train.precision, _CPU):
+                with live, as_on:  # in the backward pass too, where activations may be computed again
+                    with autocast(self.recipe.train.precision, _CPU):
                         loss = self.objective.loss(model, batch)
                     check_loss(loss, trains=True)
                     live.enter(LOSS, is_backward=True)
-                    (loss[0] if isinstance(loss, tuple) else loss).backward()  # type: ignore[no-untyped-call]
+                    _backward(loss[0] if isinstance(loss, tuple) else loss)
                     live.finish()
             finally:
                 for parameter in model.parameters():
@@ -150,6 +155,12 @@ class Tracer:
             ends=ends,
             sent=traffic.sent,
         )
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """As `loss.backward()`, which a mode would see as one function and be blind to what is inside."""
+    ones = (torch.ones_like(loss),)
+    _engine_run_backward((loss,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _untie(model: nn.Module) -> None:
@@ -169,7 +180,9 @@ def _computing_in(model: nn.Module, dtype: torch.dtype) -> Any:
     def cast(module: nn.Module, args: Any, kwargs: Any) -> Any:
         return torch.utils._pytree.tree_map(_cast_to(dtype), (args, kwargs))
 
-    kept = {parameter: parameter.data for parameter in model.parameters()}
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    in_full = {parameter for norm in norms for parameter in norm.parameters()}
+    kept = {parameter: parameter.data for parameter in model.parameters() if parameter not in in_full}
     hooks = [
         module.register_forward_pre_hook(cast, with_kwargs=True, prepend=True)
         for module in (model, *(block for _, block in repeated_blocks(model)))
