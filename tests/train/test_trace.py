@@ -30,7 +30,7 @@ VIT: dict[str, Any] = {
     "data": {"name": "synthetic", "shape": [3, 16, 16]},
     "train": {"steps": 1, "global_batch": 8},
 }
-RESNET = VIT | {"model": {"name": "resnet50", "width": 16}, "data": {"name": "synthetic", "shape": [3, 32, 32]}}
+RESNET = VIT | {"model": {"name": "resnet50", "width": 4}, "data": {"name": "synthetic", "shape": [3, 16, 16]}}
 
 
 def recipe_of(tree: dict[str, Any], **overrides: Any) -> Recipe:

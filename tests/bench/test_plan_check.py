@@ -1,0 +1,117 @@
+"""What is foreseen is what real workers take."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.bench.plan_check import compare, measure
+from shoal.bench.plan_worker import HostMemory
+from shoal.core.errors import RunError, UserError
+from shoal.recipe.load import load_recipe
+from shoal.recipe.schema import Recipe
+from shoal.train.forecast import forecast
+from tests.tiny import TINY, own_recipe, write_own_task
+
+CPU = {"cluster.gpus_per_worker": 0, "cluster.threads_per_worker": 1}
+GPT: dict[str, Any] = {
+    "task": "language_modelling",
+    "model": {"name": "gpt", "layers": 4, "heads": 4, "dim": 256},
+    "data": {"name": "tokens", "dir": ".", "context": 128, "vocab_size": 8000},
+    "train": {"steps": 3, "global_batch": 8},
+}
+IMAGES: dict[str, Any] = {
+    "task": "image_classification",
+    "data": {"name": "synthetic", "samples": 64, "val_samples": 2, "shape": [3, 224, 224], "classes": 1000},
+    "train": {"steps": 3, "global_batch": 8},
+}
+FULL = {
+    "gpt2": GPT | {"model": {"name": "gpt"}, "data": {"name": "tokens", "dir": ".", "context": 256}},
+    "resnet50": IMAGES | {"model": {"name": "resnet50"}},
+    "vit": IMAGES | {"model": {"name": "vit", "patch": 16, "dim": 768, "layers": 12, "heads": 12}},
+}
+
+
+def compared(tree: dict[str, Any], **overrides: Any) -> dict[str, Any]:
+    recipe = load_recipe([tree], {**CPU, **overrides}).recipe
+    return compare(recipe, forecast(recipe, 1 << 40, on_gpu=False).own)
+
+
+def write_tokens(folder: Path, vocab_size: int) -> None:
+    for name in ("train.bin", "val.bin"):
+        np.random.default_rng(0).integers(0, vocab_size, 60_000).astype("<u2").tofile(folder / name)
+
+
+def test_a_language_model_takes_what_was_foreseen(here: Path) -> None:
+    write_tokens(here, 8000)
+    found = compared(GPT)
+    assert found["agrees"] and abs(found["parts"]["peak"]["difference"]) < 0.1
+    weights, optimizer = found["parts"]["weights"], found["parts"]["optimizer"]
+    assert weights["difference"] == 0 and optimizer["difference"] == pytest.approx(0, abs=0.001)
+    assert found["parts"]["peak"]["measured_bytes"] > 4 * weights["measured_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"parallel.strategy": "ddp"},
+        {"parallel.strategy": "fsdp"},
+        {"parallel.strategy": "deepspeed", "parallel.deepspeed.stage": 1},
+        {"parallel.strategy": "deepspeed", "parallel.deepspeed.stage": 2},
+        {"parallel.strategy": "deepspeed", "parallel.deepspeed.stage": 3},
+        {"parallel.strategy": "pipeline", "train.micro_batch": 2},
+        {"parallel.strategy": "tensor"},
+    ],
+    ids=lambda strategy: "-".join(str(value) for value in strategy.values()),
+)
+@pytest.mark.parametrize("model", FULL)
+def test_every_strategy_takes_what_was_foreseen(model: str, strategy: dict[str, Any], here: Path) -> None:
+    if model == "resnet50" and strategy["parallel.strategy"] in ("pipeline", "tensor"):
+        pytest.skip("it says not how it is divided")
+    write_tokens(here, 50_000)
+    found = compared(FULL[model], **{"cluster.workers": 2, **strategy})
+    assert abs(found["parts"]["peak"]["difference"]) < 0.1, found["parts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", FULL)
+def test_one_process_takes_what_was_foreseen(model: str, here: Path) -> None:
+    write_tokens(here, 50_000)
+    found = compared(FULL[model], **{"train.global_batch": 4})
+    assert abs(found["parts"]["peak"]["difference"]) < 0.1, found["parts"]
+
+
+def test_each_worker_tells_what_it_took() -> None:
+    recipe = load_recipe([TINY], CPU | {"cluster.workers": 2, "parallel.strategy": "fsdp"}).recipe
+    found = measure(recipe, 2)
+    assert len(found) == 2 and all(len(worker["steps"]) == 2 and worker["device"] == "cpu" for worker in found)
+    assert sum(worker["weights"] for worker in found) == 4 * (16 * 8 + 8 + 8 * 3 + 3)
+
+
+def test_an_error_of_the_task_is_told_and_nobody_is_left(here: Path) -> None:
+    write_own_task(here, "task_of_check", "raise ZeroDivisionError('in the loss')")
+    with pytest.raises(RunError, match="--check: in the loss"):
+        measure(recipe_of("task_of_check"), 2)
+    write_own_task(here, "count_of_check", "return model(batch[0])")
+    with pytest.raises(UserError, match=r"--check: task.loss returned a tensor of shape \(8, 1\)"):
+        measure(recipe_of("count_of_check"), 2)
+
+
+def recipe_of(module: str) -> Recipe:
+    return load_recipe([own_recipe(module)]).recipe
+
+
+def test_the_memory_of_this_process_is_seen_to_rise_and_fall() -> None:
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("the kernel does not let a process reset its peak")
+    memory, size = HostMemory(), 64 << 20
+    tensor = torch.ones(size // 4)
+    assert memory.now() > 0.9 * size
+    del tensor
+    memory.reset_peak()
+    assert memory.peak() < 0.5 * size
+    del memory
