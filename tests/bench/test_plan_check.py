@@ -12,7 +12,6 @@ from shoal.bench.plan_check import compare, measure
 from shoal.bench.plan_worker import HostMemory
 from shoal.core.errors import RunError, UserError
 from shoal.recipe.load import load_recipe
-from shoal.recipe.schema import Recipe
 from shoal.train.forecast import forecast
 from tests.tiny import TINY, own_recipe, write_own_task
 
@@ -92,17 +91,22 @@ def test_each_worker_tells_what_it_took() -> None:
     assert sum(worker["weights"] for worker in found) == 4 * (16 * 8 + 8 + 8 * 3 + 3)
 
 
-def test_an_error_of_the_task_is_told_and_nobody_is_left(here: Path) -> None:
-    write_own_task(here, "task_of_check", "raise ZeroDivisionError('in the loss')")
-    with pytest.raises(RunError, match="--check: in the loss"):
-        measure(recipe_of("task_of_check"), 2)
-    write_own_task(here, "count_of_check", "return model(batch[0])")
-    with pytest.raises(UserError, match=r"--check: task.loss returned a tensor of shape \(8, 1\)"):
-        measure(recipe_of("count_of_check"), 2)
-
-
-def recipe_of(module: str) -> Recipe:
-    return load_recipe([own_recipe(module)]).recipe
+@pytest.mark.parametrize(
+    ("in_loss", "error", "message"),
+    [
+        ("raise ZeroDivisionError('in the loss')", RunError, "--check: in the loss"),
+        pytest.param(
+            "return model(batch[0])",
+            UserError,
+            r"--check: task.loss returned a tensor of shape \(8, 1\)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_told(in_loss: str, error: type[Exception], message: str, here: Path) -> None:
+    write_own_task(here, "task_of_check", in_loss)
+    with pytest.raises(error, match=message):
+        measure(load_recipe([own_recipe("task_of_check")]).recipe, 2)
 
 
 def test_the_memory_of_this_process_is_seen_to_rise_and_fall() -> None:

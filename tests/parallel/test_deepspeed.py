@@ -367,12 +367,29 @@ def without_compiler(process: Process, wanted: Setup) -> None:
         del os.environ["CC"]
 
 
+def with_extensions(process: Process, wanted: Setup, folder: str) -> None:
+    before = os.environ.get("TORCH_EXTENSIONS_DIR")
+    os.environ["TORCH_EXTENSIONS_DIR"] = folder
+    try:
+        wanted.unit(process)
+    finally:
+        del os.environ["TORCH_EXTENSIONS_DIR"]
+        if before is not None:
+            os.environ["TORCH_EXTENSIONS_DIR"] = before
+
+
 def test_nvme_that_cannot_be_is_refused_before_anything_is_built(ranks: MakeRanks, tmp_path: Path) -> None:
     section = {"stage": 3, "offload_optimizer": "nvme", "nvme_dir": str(tmp_path / "fast")}
     messages = ranks(2)(refused, without_compiler, setup("mlp", section))
     assert messages[0] == messages[1]
     assert "nvme needs DeepSpeed's async_io, which cannot be compiled here" in messages[0]
     assert "libaio-dev" in messages[0]
+    lock = tmp_path / "extensions" / "async_io" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (0, 0))
+    messages = ranks(2)(refused, with_extensions, setup("mlp", section), str(lock.parent.parent))
+    assert "libaio-dev" in messages[0] or f"an interrupted compilation has left {lock}; remove that file" in messages[0]
     (tmp_path / "file").touch()
     section["nvme_dir"] = str(tmp_path / "file" / "fast")
     assert "nvme_dir: " in ranks(2)(refused, small_weights, setup("mlp", section))[0]
@@ -498,12 +515,13 @@ def use_nvme(process: Process, section: dict[str, Any], precision: str) -> dict[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_is_offloaded_to_nvme_is_restored_from_it_or_refused(
     ranks: MakeRanks, tmp_path: Path, precision: str
 ) -> None:
     """Compiles DeepSpeed's access to the disk, which takes minutes the first time."""
-    problem = ranks(2)(nvme_problem, tmp_path)[0]
+    problem = ranks(2)(nvme_problem, tmp_path, timeout_s=1500)[0]
     if problem is not None:
         pytest.skip(problem)
     (tmp_path / "config.json").write_text(json.dumps({"zero_optimization": {"offload_param": {"max_in_cpu": 0}}}))

@@ -39,6 +39,7 @@ class Blocks(nn.Module):
 MODELS = {
     "gpt": lambda: Gpt(11, 4, layers=3, heads=2, dim=8),
     "resnet": lambda: ResNet(BasicBlock, (1, 1, 1, 1), 3, 10, width=4, small_stem=True),
+    "row": lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6, affine=False)),
     "blocks": Blocks,
     "blocks tied": lambda: Blocks("blocks"),
     "tied outside": lambda: Blocks("outside"),
@@ -78,6 +79,7 @@ def test_batch_norms_stay_in_full_precision(ranks):
     norms = {name for name, module in MODELS["resnet"]().named_modules() if isinstance(module, nn.BatchNorm2d)}
     assert set(mixed) == set(asked) == set(plain) | norms and norms
     assert set(ranks(2)(divide, "resnet", "bf16", param_dtype="fp32")[0][0]) == set(plain)
+    assert ranks(2)(divide, "row", "bf16")[0] == (["", "0", "1", "2"], [])
 
 
 class Watched:

@@ -45,7 +45,7 @@ def weighed(recipe: Recipe, gib: float) -> tuple[dict[str, Outcome], Choice]:
 def test_one_worker_takes_single_if_it_fits() -> None:
     outcomes, choice = weighed(recipe_of(1), 16)
     assert set(outcomes) == {"single", "fsdp, offloaded"} and choice.outcome is outcomes["single"]
-    assert choice.why == "the whole model fits on one worker: 2.55 GiB of the 16.00 GiB that it can use"
+    assert choice.why == "the whole model fits on one worker: 2.56 GiB of the 16.00 GiB that it can use"
     assert outcomes["single"].micro_batch == 48 and outcomes["single"].micro_batches == 1 and choice.hint is None
 
 
@@ -74,14 +74,14 @@ def test_fsdp_is_next_and_the_reason_is_told() -> None:
     outcomes, choice = weighed(recipe_of(4), 1.25)
     assert not outcomes["ddp"].fits and outcomes["ddp"].micro_batch == 1
     assert choice.outcome is outcomes["fsdp"] and outcomes["fsdp"].fits
-    assert choice.why.startswith("ddp would need 1.65 GiB and a worker can use 1.25 GiB; fsdp needs ")
+    assert choice.why.startswith("ddp would need 2.09 GiB and a worker can use 1.25 GiB; fsdp needs ")
 
 
 def test_recomputing_activations_is_hinted_at_where_ddp_would_then_fit() -> None:
     def heavy(way: Way, micro_batch: int, recompute: bool) -> Profile:
         return profile_of(way, micro_batch * 50, recompute)
 
-    outcomes, choice = weigh_all(recipe_of(4), heavy, int(2.5 * 2**30 / USABLE), on_gpu=True)
+    _, choice = weigh_all(recipe_of(4), heavy, int(2.5 * 2**30 / USABLE), on_gpu=True)
     assert choice.outcome.option.name == "fsdp"
     assert choice.hint is not None and choice.hint.startswith("with train.activation_checkpointing=true, ddp would fit")
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from torch.nn import functional as F
 from shoal.core.errors import UserError
 from shoal.core.process import Process
 from shoal.parallel.deepspeed_config import Config
+
+_LOCK_IS_OLD_S = 3600.0
+"""Nobody compiles for so long, and everybody would wait for whoever has made a lock for ever."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -201,15 +205,14 @@ def _ask_once(root: nn.Module) -> None:
 
 
 def check_nvme(folder: Path, process: Process) -> None:
-    """Raise on every worker unless each can write to its disk in the way that DeepSpeed does."""
-    problem = None
-    # The first of each machine compiles it, where it was not yet, and the others wait for that.
-    for is_turn in (process.local_rank == 0, process.local_rank != 0):
-        if is_turn:
-            problem = _nvme_problem(folder, process.device)
-        problems = [told for told in process.group.gather(problem) if told is not None]
-        if problems:
-            raise UserError(problems[0])
+    """Raise on every worker unless each can write to its disk in the way that DeepSpeed does.
+
+    That is compiled where it was not yet, which takes minutes: by one worker of a machine, while the others wait.
+    """
+    problems = process.group.gather(_nvme_problem(folder, process.device))
+    for problem in problems:
+        if problem is not None:
+            raise UserError(problem)
 
 
 def _nvme_problem(folder: Path, device: torch.device) -> str | None:
@@ -219,6 +222,7 @@ def _nvme_problem(folder: Path, device: torch.device) -> str | None:
         return f"parallel.deepspeed.nvme_dir: {folder} cannot be made: {error.strerror}"
     import_deepspeed(device)
     from deepspeed.ops.op_builder import AsyncIOBuilder
+    from torch.utils.cpp_extension import _get_build_directory
 
     words = "parallel.deepspeed: nvme needs DeepSpeed's async_io, which cannot be compiled here"
     advice = "install libaio (Debian: apt-get install libaio-dev), g++ and ninja, or offload to cpu"
@@ -227,6 +231,9 @@ def _nvme_problem(folder: Path, device: torch.device) -> str | None:
             builder = AsyncIOBuilder()
             if not builder.is_compatible(verbose=False):
                 return f"{words}; {advice}"
+            for lock in (Path(_get_build_directory(name, False)) / "lock" for name in ("pin_memory", "async_io")):
+                if lock.exists() and time.time() - lock.stat().st_mtime > _LOCK_IS_OLD_S:
+                    return f"{words}, because an interrupted compilation has left {lock}; remove that file"
             builder.load(verbose=False)
         except Exception as error:  # noqa: BLE001 - a compiler can fail in any way
             return f"{words} ({str(error).strip().splitlines()[0]}); {advice}"

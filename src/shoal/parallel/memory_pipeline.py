@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shoal.parallel.sizes import ROOT, Memory, Phase, Piece, Profile, Way, phase_words, step_batches
-from shoal.parallel.stages import divide
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,8 @@ def _computing(profile: Profile, stage: _Stage, held: Memory, load: "_Load") -> 
 
 def _cut(profile: Profile, num_stages: int) -> list[_Stage]:
     """As `stages.cut` does it."""
+    from shoal.parallel.stages import divide  # which loads torch
+
     assert profile.ends is not None
     blocks = profile.pieces[:-1]
     sizes = [piece.weights + piece.buffers + 1 for piece in blocks]

@@ -45,7 +45,8 @@ def shard_model(
                 fully_shard(module, mp_policy=whole_precision, **options)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     for block in _own_blocks(model):
-        fully_shard(block, mp_policy=policy, **options)
+        if not isinstance(block, FSDPModule):  # a batch norm that is among them
+            fully_shard(block, mp_policy=policy, **options)
     fully_shard(model, mp_policy=policy, **options)
 
 
