@@ -231,8 +231,10 @@ def without_empty(numbers: Numbers) -> Numbers:
     return {name: tensor for name, tensor in numbers.items() if tensor.numel()}
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("model", ["mlp", "odd", "blocks", "tied", "reused", "lstm", "partly_used"])
+@pytest.mark.parametrize(
+    ("model", "world_size"),
+    [*((model, 2) for model in ("mlp", "odd", "tied", "reused", "lstm", "partly_used")), ("odd", 4), ("tied", 4)],
+)
 def test_any_model_trains_as_in_one_process_and_begins_with_its_very_weights(
     ranks: MakeRanks, model: str, world_size: int
 ) -> None:
@@ -257,10 +259,9 @@ def test_a_model_that_was_built_in_memory_trains_the_same(ranks: MakeRanks, mode
         {"fsdp": {"reshard_after_forward": False}},
         {"fsdp": {"cpu_offload": True}, "model": "odd"},
         {"recompute": True, "fsdp": {"reduce_every_micro_batch": False}},
-        {"recompute": True, "model": "tied"},
         {"optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, "model": "odd"},
         {"optim": {"name": "adam", "lr": 0.01, "eps": 1e-3}, "model": "odd", "clip_norm": None},
-        {"micro_batch": 12, "size": 25},
+        {"micro_batch": 12, "size": 25, "model": "mlp"},
     ],
     ids=str,
 )
@@ -272,7 +273,6 @@ def test_settings_and_tasks_change_no_number(ranks: MakeRanks, fields: dict[str,
 @pytest.mark.parametrize(
     "fields",
     [
-        {"fsdp": {"shard_size": 2}},
         {"fsdp": {"shard_size": 1}},
         {"fsdp": {"shard_size": "node"}, "nodes": ("a", "a", "b", "b")},
         {"fsdp": {"shard_size": "node", "reduce_every_micro_batch": False}, "nodes": ("a", "b", "c", "d")},
@@ -315,8 +315,7 @@ def statistics(process: Process, setup: Setup) -> tuple[Numbers, Numbers, float,
     return before, dict(unit.model.named_buffers()), measured, unit.state().of_first
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("precision", "recompute"), [("fp32", False), ("bf16", True)])
 def test_an_evaluation_sees_the_first_workers_statistics(ranks: MakeRanks, precision: str, recompute: bool) -> None:
     setup = Setup("norms", precision=precision, recompute=recompute, size=36, micro_batch=3)
     found = ranks(2)(statistics, setup)
@@ -338,7 +337,6 @@ def test_an_evaluation_sees_the_first_workers_statistics(ranks: MakeRanks, preci
         ({"precision": "bf16", "fsdp": {"reduce_dtype": "bf16", "cpu_offload": True}}, 1e-2),
         ({"precision": "fp16"}, 1e-3),
         ({"precision": "fp16", "fsdp": {"reduce_every_micro_batch": False}, "clip_norm": None}, 1e-3),
-        ({"precision": "fp16", "fsdp": {"cpu_offload": True}}, 1e-3),
         ({"fsdp": {"param_dtype": "bf16"}}, 1e-2),
     ],
     ids=str,
