@@ -54,7 +54,7 @@ def test_a_small_model_is_not_looked_at(ranks: MakeRanks, tmp_path: Path) -> Non
 
 
 def test_a_model_that_does_not_fit_is_divided_and_all_workers_know(ranks: MakeRanks, tmp_path: Path) -> None:
-    found = ranks(2)(settle_with, recipe_of(GPT, workers=2), tmp_path, memory=45 << 20)
+    found = ranks(2)(settle_with, recipe_of(GPT, workers=2), tmp_path, memory=38 << 20)
     assert {recipe.parallel.strategy for recipe, _ in found} == {"fsdp"}
     ((name, facts),) = found[0][1]
     assert name == SETTLED and facts["words"].startswith("strategy fsdp: ddp would need ")
