@@ -35,7 +35,7 @@ from shoal.bench.comm_plot import draw
 from shoal.bench.comm_steps import measure as measure_steps
 from shoal.bench.comm_steps import profiled
 from shoal.bench.comm_trace import STEP, Span, innermost, merged, overlap, step_costs, total
-from shoal.bench.comm_workers import Failure, explain, run_job, tell_failure
+from shoal.bench.workers import Failure, explain, run_job, tell_failure
 from shoal.cli.main import run
 from shoal.core.errors import UserError
 from shoal.core.process import Process
@@ -206,16 +206,16 @@ def test_why_a_job_failed_is_told_and_no_worker_is_left(tmp_path: Path) -> None:
 
 
 def test_the_cause_of_a_failure_is_told_before_what_follows_from_it(tmp_path: Path) -> None:
-    assert explain(tmp_path, [0, 0]) is None
-    assert explain(tmp_path, [None, 0]) == Failure("did not end within 900 s")
+    assert explain(tmp_path, [0, 0], 900.0) is None
+    assert explain(tmp_path, [None, 0], 900.0) == Failure("did not end within 900 s")
     (tmp_path / "log-1").write_text("a\nout of memory\n")
-    assert explain(tmp_path, [None, -9]) == Failure("worker 1 ended with status -9: out of memory")
+    assert explain(tmp_path, [None, -9], 900.0) == Failure("worker 1 ended with status -9: out of memory")
     tell_failure(tmp_path, 0, lost := Failure("connection reset", is_consequence=True))
-    assert explain(tmp_path, [1, -9]) == lost
+    assert explain(tmp_path, [1, -9], 900.0) == lost
     tell_failure(tmp_path, 1, broken := Failure("KeyError: 'x'"))
-    assert explain(tmp_path, [1, 1, 1]) == broken
+    assert explain(tmp_path, [1, 1, 1], 900.0) == broken
     tell_failure(tmp_path, 2, refused := Failure("model: has no blocks", is_refused=True))
-    assert explain(tmp_path, [1, 1, 1]) == refused
+    assert explain(tmp_path, [1, 1, 1], 900.0) == refused
 
 
 # What is measured.

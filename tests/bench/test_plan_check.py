@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.bench.plan_check import compare, measure
-from shoal.bench.plan_worker import HostMemory
+from shoal.bench.plan_memory import HostMemory
 from shoal.core.errors import RunError, UserError
 from shoal.recipe.load import load_recipe
 from shoal.train.forecast import forecast
@@ -94,7 +94,7 @@ def test_each_worker_tells_what_it_took() -> None:
 @pytest.mark.parametrize(
     ("in_loss", "error", "message"),
     [
-        ("raise ZeroDivisionError('in the loss')", RunError, "--check: in the loss"),
+        ("raise ZeroDivisionError('in the loss')", RunError, "--check: ZeroDivisionError: in the loss"),
         pytest.param(
             "return model(batch[0])",
             UserError,

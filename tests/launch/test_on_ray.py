@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,6 +189,26 @@ def test_more_than_the_cluster_has_is_refused_at_once(train: Callable[..., Run])
     message = run.log.read_text()
     assert "4 workers need 4 CPU and the cluster has 3" in message and "--wait" in message
     assert time.monotonic() - began < 20 and not run.folder.exists()
+
+
+@pytest.mark.parametrize(("workers", "fits"), [("3", True), ("4", False), ("3:8", True)])
+def test_a_plan_says_whether_the_cluster_has_room(cluster: DrillCluster, workers: str, fits: bool, tmp_path: Path):
+    command = [sys.executable, "-m", "shoal.cli.main", "plan", "digits", "train.global_batch=120", "--json"]
+    words = ["--workers", workers, "--address", cluster.address]
+    found = subprocess.run(
+        [*command, *words],
+        env=os.environ | cluster.environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    room = json.loads(found.stdout)["cluster"]
+    assert room["fits"] is fits and room["machines"] == room["workers_at_most"] == 3 and room["workers_now"] <= 3
+    told = "has room" if fits else "4 workers need 4 CPU and the cluster has 3"
+    assert f"{told}; 3 workers of 1 CPU fit on 3 of its machines" in found.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
 def test_what_is_waited_for_is_told(train: Callable[..., Run]):

@@ -17,7 +17,8 @@ from shoal.observe.console import SilentConsole
 from shoal.observe.records import Report
 from shoal.observe.runs import read_events, read_metrics
 from shoal.train import agree
-from shoal.train.worker import RunRequest, train_worker
+from shoal.train.request import RunRequest
+from shoal.train.worker import train_worker
 from tests.many import CPU, Ranks
 from tests.small_recipes import small
 from tests.train.test_exact_resume import StopsAt, comparable

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.comm_workers import run_job
 from shoal.bench.commands import Tell
+from shoal.bench.workers import run_job
 from shoal.core.errors import RunError, UserError
 from shoal.launch.environment import nccl_environment
 from shoal.launch.sizes import usable_cores

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.words import GPU, WORDS, WORKERS, recipes_and_overrides
+from shoal.cli.words import ADDRESS, GPU, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import UserError
 from shoal.core.storage import to_json_line
 from shoal.parallel.sizes import PARTS
@@ -29,16 +29,25 @@ _UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "t
 )
 @WORKERS
 @GPU
+@ADDRESS
 @click.option("--check", is_flag=True, help="Take a few real steps here, and compare.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
 def command(
-    words: tuple[str, ...], gpu_memory: str | None, workers: str | None, gpu: bool, check: bool, as_json: bool
+    words: tuple[str, ...],
+    gpu_memory: str | None,
+    workers: str | None,
+    gpu: bool,
+    address: str | None,
+    check: bool,
+    as_json: bool,
 ) -> int:
     """What a RECIPE will need of each worker under every strategy: memory by part, the micro-batch that fits, bytes
-    sent in a step; and what parallel.strategy=auto takes. Nothing is trained, written or downloaded.
+    sent in a step; and what parallel.strategy=auto takes. With --address, whether that cluster has room for the
+    workers. Nothing is trained, written or downloaded.
 
     \b
     shoal plan gpt2 --gpu-memory 80GiB --workers 8
+    shoal plan gpt2 --gpu-memory 80GiB --workers 8 --address auto
     shoal plan my.yaml train.precision=bf16 --check
     """
     from shoal.train.forecast import forecast, memory_of_worker
@@ -49,6 +58,8 @@ def command(
     found = forecast(recipe, memory, on_gpu)
     record = found.to_record()
     _print(found, as_json)
+    if address is not None:
+        record["cluster"] = _room(recipe, address, on_gpu, as_json)
     is_right = True
     if check:
         compared = _check(recipe, as_json)
@@ -90,6 +101,16 @@ def _cells(outcome: "Outcome") -> list[str]:
     counts = [micro_batch, str(outcome.micro_batches)]
     fits = "yes" if outcome.fits else "no"
     return [outcome.option.name + own, *sizes, _in_units(memory.total), host, *counts, sent, fits]
+
+
+def _room(recipe: "Recipe", address: str, on_gpu: bool, as_json: bool) -> dict[str, Any]:
+    from shoal.launch.room import room_on
+
+    room = room_on(address, recipe, on_gpu)
+    size = ", ".join(f"{amount:g} {name}" for name, amount in room.per_worker.items())
+    there = f"{room.workers} workers of {size} fit on {room.machines} of its machines, at most {room.free} of them now"
+    click.echo(f"cluster at {address}: {room.obstacle or 'has room'}; {there}", err=as_json)
+    return room.to_record()
 
 
 def _check(recipe: "Recipe", as_json: bool) -> dict[str, Any]:

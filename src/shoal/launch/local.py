@@ -15,7 +15,8 @@ def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
 
     from shoal.core.group import Group, Meeting, joined
     from shoal.core.process import Process, choose_device
-    from shoal.train.worker import RunRequest, train_worker
+    from shoal.train.request import RunRequest
+    from shoal.train.worker import train_worker
 
     recipe = prepared.loaded.recipe
     device = choose_device(recipe.cluster.gpus_per_worker)

@@ -30,7 +30,9 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     cluster = prepared.loaded.recipe.cluster
     size = Size(cluster.min_workers or cluster.workers, cluster.workers)
     is_own = how.address is None and not _is_initialized()
-    _check(prepared, how, is_own)
+    check_address(how.address)
+    if is_own:
+        _check_machine(prepared)
     nursery = new_nursery_name()
     # On this machine already now: torch is imported while Ray starts.
     warm = Nursery(nursery) if how.address in (None, "auto") or _is_here(how.address) else None
@@ -39,7 +41,7 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         if warm is not None:
             stack.callback(warm.close)
-        ray, dashboard_url = stack.enter_context(connected(prepared, how))
+        ray, dashboard_url = stack.enter_context(connected(cluster.workers, how))
         how.mark("connected")
         from shoal.launch.ray_crew import RayCrew  # not before: importing Ray fixes its settings
 
@@ -62,14 +64,16 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
             crew.close()
 
 
-def _check(prepared: Prepared, how: Launch, is_own: bool) -> None:
-    """Refuse what is known to be wrong before anything is started."""
-    if how.address is not None and "://" in how.address and not how.address.startswith("ray://"):
-        raise UserError(f"--address: {how.address!r} should be {_FORMS}; http:// addresses are for shoal submit")
-    if how.address not in (None, "auto") and not _host_and_port(how.address)[1]:
-        raise UserError(f"--address: {how.address!r} should be {_FORMS}")
-    if not is_own:
-        return
+def check_address(address: str | None) -> None:
+    """Refuse what cannot be the address of a cluster."""
+    if address is not None and "://" in address and not address.startswith("ray://"):
+        raise UserError(f"--address: {address!r} should be {_FORMS}; http:// addresses are for shoal submit")
+    if address not in (None, "auto") and not _host_and_port(address)[1]:
+        raise UserError(f"--address: {address!r} should be {_FORMS}")
+
+
+def _check_machine(prepared: Prepared) -> None:
+    """Refuse what this machine alone has too little for, before anything is started."""
     cluster, cores = prepared.loaded.recipe.cluster, usable_cores()
     if cluster.cpus_per_worker and cluster.cpus_per_worker * cluster.workers > cores:
         needed = cluster.cpus_per_worker * cluster.workers
@@ -86,7 +90,7 @@ def _is_initialized() -> bool:
 
 
 @contextlib.contextmanager
-def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None]]:
+def connected(workers: int, how: Launch) -> Iterator[tuple[Any, str | None]]:
     """Ray, connected to the cluster that was asked for, and where its dashboard is; what began here ends with it."""
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     host, port = _host_and_port(how.address)
@@ -100,7 +104,7 @@ def connected(prepared: Prepared, how: Launch) -> Iterator[tuple[Any, str | None
     if how.address is not None and _has_token():
         settings["RAY_AUTH_MODE"] = "token"  # connecting, Ray does not always look for it by itself
     with _environment(settings), _signals_kept():
-        ray, context = _ray(prepared, how)
+        ray, context = _ray(workers, how)
     try:
         yield ray, getattr(context, "dashboard_url", None)
     finally:
@@ -148,7 +152,7 @@ def _has_token() -> bool:
     )
 
 
-def _ray(prepared: Prepared, how: Launch) -> tuple[Any, Any]:
+def _ray(workers: int, how: Launch) -> tuple[Any, Any]:
     """Ray, and what `ray.init` returned, if it was called here."""
     try:
         import ray
@@ -160,12 +164,11 @@ def _ray(prepared: Prepared, how: Launch) -> tuple[Any, Any]:
     quiet = {"log_to_driver": how.verbose, "logging_level": "INFO" if how.verbose else "CRITICAL"}
     if how.address is None:
         with _without_idle_parts(how):
-            return ray, _start(ray, prepared, how.dashboard, quiet)
+            return ray, _start(ray, workers, how.dashboard, quiet)
     return ray, _connect(ray, how.address, quiet)
 
 
-def _start(ray: Any, prepared: Prepared, dashboard: bool, quiet: dict[str, Any]) -> Any:
-    workers = prepared.loaded.recipe.cluster.workers
+def _start(ray: Any, workers: int, dashboard: bool, quiet: dict[str, Any]) -> Any:
     # Ray's processes are in our process group: a SIGTERM to all of it, or a closed terminal, is ours to answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_US)
     try:

@@ -84,7 +84,7 @@ def missing_resources(
     per_worker: Mapping[str, float], workers: int, nodes: Sequence[Mapping[str, float]]
 ) -> str | None:
     """What stands against `workers` of that size on these machines, in words; None if they fit."""
-    fitting = sum(_fitting(per_worker, node) for node in nodes)
+    fitting = num_fitting(per_worker, nodes)
     if fitting >= workers:
         return None
     for name, amount in per_worker.items():
@@ -95,6 +95,11 @@ def missing_resources(
     size = ", ".join(f"{amount:g} {name}" for name, amount in per_worker.items())
     machines = f"{len(nodes)} machines" if len(nodes) > 1 else "one machine"
     return f"{workers} workers of {size} each do not fit on {machines}; {fitting} would"
+
+
+def num_fitting(per_worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many workers of that size these machines have place for."""
+    return sum(_fitting(per_worker, node) for node in nodes)
 
 
 def _fitting(per_worker: Mapping[str, float], node: Mapping[str, float]) -> int:

@@ -31,7 +31,8 @@ from shoal.core.process import Process
 from shoal.observe.console import make_console
 from shoal.recipe.load import load_recipe
 from shoal.recipe.merge import override_paths
-from shoal.train.worker import RunRequest, train_worker
+from shoal.train.request import RunRequest
+from shoal.train.worker import train_worker
 
 
 def train_loop(config: dict[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def run_under_torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
     """Train as the worker that this process is; a summary on rank 0, and how it ended elsewhere."""
     from shoal.core.group import by_network, joined
     from shoal.core.process import Process, choose_device
-    from shoal.train.worker import RunRequest, train_worker
+    from shoal.train.request import RunRequest
+    from shoal.train.worker import train_worker
 
     place, recipe = my_place(), prepared.loaded.recipe
     os.environ.update(_network(place, recipe))

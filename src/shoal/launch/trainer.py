@@ -20,7 +20,8 @@ from shoal.core.process import Process, choose_device
 from shoal.core.storage import to_json_line
 from shoal.observe.records import Report
 from shoal.recipe.load import LoadedRecipe, check_tree
-from shoal.train.worker import RunRequest, train_worker
+from shoal.train.request import RunRequest
+from shoal.train.worker import train_worker
 
 _BEAT_EVERY_S = 0.2
 

@@ -50,7 +50,7 @@ def build(recipe: Recipe, process: Process) -> Built:
     seed = recipe.train.seed
     seed_all(derive_seed(seed, 0))
     task = build_task(recipe.task)
-    datasets = _datasets(task, recipe)
+    datasets = datasets_of(task, recipe)
     seed_all(derive_seed(seed, 1))
     warnings = _unused_sections(task, recipe)
     model, initial = _model_to_fill(task, recipe, datasets.spec, process, warnings)
@@ -81,7 +81,7 @@ def step_settings(recipe: Recipe, world_size: int = 1) -> StepSettings:
     )
 
 
-def _datasets(task: Any, recipe: Recipe) -> Datasets:
+def datasets_of(task: Any, recipe: Recipe) -> Datasets:
     """The task's own datasets, or those of the data section."""
     if not hasattr(task, "datasets"):
         if recipe.data is None or recipe.data.name == OF_TASK:
@@ -112,19 +112,19 @@ def _model_to_fill(
 ) -> tuple[nn.Module, Initial | None]:
     """The model; where workers hold parts of it, without memory, and the weights that it begins with one at a time."""
     if choose_strategy(recipe.parallel, process.world_size) not in CAN_FILL:
-        return _model(task, recipe, spec), None
+        return model_of(task, recipe, spec), None
     state = capture_rng(torch.device("cpu"))
     try:
-        deferred = Deferred(lambda: _model(task, recipe, spec))
+        deferred = Deferred(lambda: model_of(task, recipe, spec))
     except CannotDeferError as error:
         restore_rng(state, torch.device("cpu"))
         why = f"because building it needs values ({error})"
         warnings.append(f"model: is built whole in the memory of every worker before it is divided, {why}")
-        return _model(task, recipe, spec), None
+        return model_of(task, recipe, spec), None
     return deferred.model, deferred.weights()
 
 
-def _model(task: Any, recipe: Recipe, spec: DataSpec) -> nn.Module:
+def model_of(task: Any, recipe: Recipe, spec: DataSpec) -> nn.Module:
     """The task's own model, or that of the model section."""
     if hasattr(task, "model"):
         model = task.model()

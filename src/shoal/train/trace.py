@@ -21,7 +21,7 @@ from shoal.parallel.tensor_plan import read_plan
 from shoal.parallel.ties import tied_names
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
-from shoal.train.build import _datasets, _model
+from shoal.train.build import datasets_of, model_of
 from shoal.train.kernels import AsOnGpu, workspace_on_cpu, workspace_on_gpu
 from shoal.train.live import LiveBytes
 from shoal.train.pieces import Watch, has_own_blocks, num_bytes, pieces_of, pipeline_ends, tensors_in
@@ -73,7 +73,7 @@ class Tracer:
         self.task = build_task(recipe.task)
         self.objective = task_objective(self.task)
         shapes = None if hasattr(self.task, "datasets") else known_shapes(recipe.data)
-        self.shapes = shapes or shapes_of(_datasets(self.task, recipe), recipe.data, recipe.train.seed)
+        self.shapes = shapes or shapes_of(datasets_of(self.task, recipe), recipe.data, recipe.train.seed)
         self.is_fake = True
         self._mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
         self._models: dict[Form, nn.Module] = {}
@@ -108,7 +108,7 @@ class Tracer:
 
     def _model(self, form: Form) -> nn.Module:
         if form not in self._models:
-            model = _model(self.task, self.recipe, self.shapes.spec)
+            model = model_of(self.task, self.recipe, self.shapes.spec)
             if form.tensor > 1:
                 plan = read_plan(model, form.tensor, self.recipe.cluster.workers)
                 self._traffic[form] = share_layers(model, plan, form.sequence and plan.can_divide_tokens)

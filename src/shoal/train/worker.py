@@ -2,17 +2,11 @@
 
 import collections
 import contextlib
-import os
 import shutil
-import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
-
-import torch
 
 from shoal.checkpoint.folder import clear_leftovers
 from shoal.checkpoint.saver import TROUBLE, Saver
@@ -30,45 +24,19 @@ from shoal.observe.runs import read_events
 from shoal.parallel.build import choose_strategy
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.unit import TrainUnit
-from shoal.recipe.load import LoadedRecipe
 from shoal.train.agree import AgreedStop
+from shoal.train.announce import announce, worker_facts
 from shoal.train.build import Built, build
 from shoal.train.failure import in_words
 from shoal.train.initial import Initial, fill
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import check_whole, make_plan
+from shoal.train.request import RunRequest
 from shoal.train.restore import Restored, on_first, restore_newest
 from shoal.train.save import Checkpoints
 from shoal.train.settle import Settled, settle
 from shoal.train.state import TrainState
 from shoal.train.summary import Origin, summarise
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What to train, where to write, and who is watching."""
-
-    loaded: LoadedRecipe
-    run_dir: Path
-    console: Observer
-    resume: bool = False
-    stop: Callable[[], str | None] = lambda: None
-    """Why to stop after the present step, or None."""
-    started: float = field(default_factory=time.time)
-    """When the user asked, in unix seconds."""
-    restarts: int = 0
-    """How often the launcher has started the workers again."""
-    supervised: bool = False
-    """Whether a launcher watches over the workers: it then says how a run failed, because it sees all of them."""
-    threads: int | None = None
-    """CPU threads of this worker where the recipe leaves them open."""
-    first_step_s: float | None = None
-    """Seconds from `started` to the run's first step, where an earlier start of the workers has made it."""
-    marks: dict[str, float] = field(default_factory=dict)
-    """Seconds from `started` to what was done before the worker began: connecting, forking, meeting."""
-    on_saved: Callable[[Path, Mapping[str, float]], None] = lambda path, metrics: None
-    """Called on every worker once it is known that a checkpoint is committed: where, and its validation metrics."""
-
 
 _ONE_RUN = threading.Lock()
 _SETTLE_S = 60.0
@@ -135,9 +103,9 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
         check_whole(run.plan, built.unit.whole_every)
         on_first(group, lambda: folder.open(run.state.step if request.resume else None))
         is_made_here = not request.resume and process.is_first
-        workers = group.gather(_worker_facts(process))
+        workers = group.gather(worker_facts(process))
         if process.is_first:
-            _announce(folder, request, built, run, observer, restored, workers)
+            announce(folder, request, built, run, observer, restored, workers)
         if saver.uploader is not None and restored.checkpoint is not None:
             saver.uploader.add_if_missing(restored.checkpoint.step)
     except BaseException:
@@ -167,34 +135,6 @@ def _take_over(folder: RunFolder, request: RunRequest) -> None:
     clear_leftovers(folder.checkpoints)
 
 
-def _announce(
-    folder: RunFolder,
-    request: RunRequest,
-    built: Built,
-    run: Training,
-    observer: Observer,
-    restored: Restored,
-    workers: list[dict[str, Any]],
-) -> None:
-    """Say what starts, before it does."""
-    folder.write_recipe(request.loaded.to_yaml())
-    for name, fields in restored.told:
-        observer.event(name, _hidden(fields, request))
-    if (found := restored.checkpoint) is not None:
-        observer.event("resume", {"step": found.step, "path": str(found.path)})
-    elif request.resume:
-        observer.event("warning", {"message": "the run has no checkpoint yet, so it begins anew"})
-    observer.event("start", _start_facts(request, built, run, len(workers)))
-    observer.event("workers", {"workers": workers})
-    for message in [*built.warnings, *_odd_sizes(run, built)]:
-        observer.event("warning", {"message": message})
-
-
-def _hidden(fields: dict[str, Any], request: RunRequest) -> dict[str, Any]:
-    """Without what came from the environment: an address may hold a token."""
-    return {name: request.loaded.hide(value) if isinstance(value, str) else value for name, value in fields.items()}
-
-
 def _saver(request: RunRequest, built: Built, folder: RunFolder, observer: Observer, process: Process) -> Saver:
     recipe = built.recipe
     return Saver(
@@ -203,7 +143,7 @@ def _saver(request: RunRequest, built: Built, folder: RunFolder, observer: Obser
         process,
         strategy=choose_strategy(recipe.parallel, process.world_size),
         recipe=request.loaded.to_yaml(),
-        tell=lambda name, fields: observer.event(name, _hidden(fields, request)),
+        tell=lambda name, fields: observer.event(name, request.hidden(fields)),
         alive=request.stop,
         on_saved=request.on_saved,
     )
@@ -321,43 +261,3 @@ def _run(
     folder.write_summary(summary)
     run.observer.event(status, {"step": run.state.step})
     return summary
-
-
-def _odd_sizes(run: Training, built: Built) -> list[str]:
-    """What works but is seldom meant."""
-    optim, train, found = run.recipe.optim, run.recipe.train, []
-    if optim.warmup_steps >= run.plan.num_steps:
-        found.append(f"optim.warmup_steps: {optim.warmup_steps} is not less than the run's {run.plan.num_steps} steps")
-    if train.global_batch > built.order.num_samples:
-        found.append(f"train.global_batch: {train.global_batch} is more than the {built.order.num_samples} samples")
-    return found
-
-
-def _start_facts(request: RunRequest, built: Built, run: Training, world_size: int) -> dict[str, Any]:
-    return {
-        "run": request.run_dir.name,
-        "startup_s": request.marks,
-        "world_size": world_size,
-        "parameters": built.num_parameters,
-        "device": str(run.unit.device),
-        "train_samples": len(built.datasets.train),
-        "num_steps": run.plan.num_steps,
-        "step": run.state.step,
-        "global_batch": run.recipe.train.global_batch,
-    }
-
-
-def _worker_facts(process: Process) -> dict[str, Any]:
-    device = str(process.device)
-    name = torch.cuda.get_device_name(process.device) if process.device.type == "cuda" else "cpu"
-    return {
-        "rank": process.rank,
-        "node": process.node,
-        "pid": os.getpid(),
-        "agent_pid": process.agent_pid,
-        "host": socket.gethostname(),
-        "address": process.address,
-        "device": device,
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-    }

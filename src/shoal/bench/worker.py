@@ -1,4 +1,4 @@
-"""One worker of a measurement: `python -m shoal.bench.comm_worker FOLDER RANK` does the job that lies in the folder."""
+"""One worker of a measurement: `python -m shoal.bench.worker FOLDER RANK` does the job that lies in the folder."""
 
 import ctypes
 import json
@@ -10,18 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from shoal.bench import comm_collectives, comm_steps
-from shoal.bench.comm_workers import RECORDS, Failure, tell_failure
+from shoal.bench.workers import RECORDS, Failure, tell_failure
 from shoal.core.errors import RunError, UserError
 from shoal.core.group import Meeting, by_network, joined
 from shoal.core.process import Process, choose_device
 from shoal.core.storage import to_json_line
 
 _PR_SET_PDEATHSIG = 1
-_TIMEOUT_S = 180.0
-"""How long a worker waits for the others, which may be compiling something; nothing that is measured takes so long."""
+_TIMEOUT_S = 600.0
+"""How long a worker waits for the others, which may be compiling something; one that ends is noticed at once."""
 
 
 def main() -> int:
@@ -73,17 +70,30 @@ def _do(job: dict[str, Any], folder: Path, rank: int) -> None:
 
 
 def _collectives(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    import torch
+
+    from shoal.bench import comm_collectives
+
     torch.set_num_threads(job["threads"])
     for record in comm_collectives.measure(process, job["sizes"], job["rounds"]):
         found(record)
 
 
 def _steps(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    from shoal.bench import comm_steps
+
     for name, tree in job["recipes"].items():
         found({"name": name} | comm_steps.measure(process, tree, job["steps"], job["threads"], folder))
 
 
-_JOBS = {"collectives": _collectives, "steps": _steps}
+def _memory(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    from shoal.bench import plan_memory
+
+    for record in process.group.gather(plan_memory.measure(process, job["recipe"], job["steps"])):
+        found(record)
+
+
+_JOBS = {"collectives": _collectives, "steps": _steps, "memory": _memory}
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
-"""One worker of `shoal plan --check`: takes a few real steps and writes down what memory they took."""
+"""The memory that a worker takes for a few real steps: what `shoal plan --check` measures."""
 
 import ctypes
 import gc
 import importlib
-import json
 import os
-import signal
-import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.bench.comm_workers import Failure, tell_failure
 from shoal.core.batch import StepBatch
-from shoal.core.errors import UserError
-from shoal.core.group import Meeting, by_network, joined
 from shoal.core.objective import Objective
 from shoal.core.parts import is_distributed
-from shoal.core.process import Process, choose_device
+from shoal.core.process import Process
 from shoal.data.loader import train_batches
-from shoal.launch.crew import LOOPBACK
 from shoal.parallel.build import choose_strategy
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.section import OptimSection, ParallelSection
@@ -31,10 +23,7 @@ from shoal.parallel.unit import StepSettings, TrainUnit
 from shoal.recipe.load import check_tree
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task
-from shoal.train.build import Built, _datasets, build
-
-_PR_SET_PDEATHSIG = 1
-_TIMEOUT_S = 600.0
+from shoal.train.build import Built, build, datasets_of
 
 
 class HostMemory:
@@ -81,48 +70,22 @@ class GpuMemory:
         return torch.cuda.max_memory_allocated(self._device)
 
 
-def main() -> int:
-    """Take the steps that the job in the folder `sys.argv[1]` asks for, as rank `sys.argv[2]`; the exit status."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever measures
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    if os.getppid() != job["parent"]:  # it has gone before it could take this one along
-        return 1
-    sys.path[:0] = [path for path in job["paths"] if path not in sys.path]
-    try:
-        found = _do(job, rank)
-    except BaseException as error:  # noqa: BLE001 - told in full
-        traceback.print_exc()
-        words = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        tell_failure(folder, rank, Failure(words[0], isinstance(error, UserError), is_consequence=by_network(error)))
-        return 1
-    (folder / f"found-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    return 0
-
-
-def _do(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    recipe, world_size = check_tree(job["recipe"]).recipe, job["world_size"]
-    device = choose_device(recipe.cluster.gpus_per_worker, rank)
-    threads = recipe.cluster.threads_per_worker or max(1, len(os.sched_getaffinity(0)) // world_size)
+def measure(process: Process, tree: dict[str, Any], num_steps: int) -> dict[str, Any]:
+    """Take steps of a recipe, as one of its workers; what memory they took, in bytes."""
+    recipe = check_tree(tree).recipe
+    cores = len(os.sched_getaffinity(0))
     settings = torch_settings(
         precision=recipe.train.precision,
         deterministic=recipe.train.deterministic,
-        threads=threads,
-        device=device,
+        threads=recipe.cluster.threads_per_worker or max(1, cores // process.world_size),
+        device=process.device,
         gpu_allocator=recipe.cluster.gpu_allocator,
     )
-    meeting = Meeting(rank, world_size, LOOPBACK, job["port"], _TIMEOUT_S, hosted=True)
-    with joined(meeting, device, recipe.parallel.backend) as group, settings:
-        process = Process(
-            rank, world_size, device, group, local_rank=rank, local_world_size=world_size, node="here", address=LOOPBACK
-        )
-        found = take_steps(recipe, process, job["steps"])
-        group.sum(0.0)  # nobody leaves while another still needs it
-    return found
+    with settings:
+        return _take_steps(recipe, process, num_steps)
 
 
-def take_steps(recipe: Recipe, process: Process, num_steps: int) -> dict[str, Any]:
+def _take_steps(recipe: Recipe, process: Process, num_steps: int) -> dict[str, Any]:
     """Build what the recipe describes, take steps, and tell what memory they took."""
     _warm_up(process, choose_strategy(recipe.parallel, process.world_size))
     memory = GpuMemory(process.device) if process.device.type == "cuda" else HostMemory()
@@ -148,7 +111,7 @@ def take_steps(recipe: Recipe, process: Process, num_steps: int) -> dict[str, An
 def _in_memory(recipe: Recipe, memory: "HostMemory | GpuMemory") -> int:
     """Bytes of the dataset, which is not the step's."""
     before = memory.now()
-    datasets = _datasets(build_task(recipe.task), recipe)
+    datasets = datasets_of(build_task(recipe.task), recipe)
     size = memory.now() - before
     del datasets
     _give_back()
@@ -208,10 +171,3 @@ def _status() -> dict[str, int]:
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     told = dict(line.split(":", 1) for line in lines)
     return {name: 1024 * int(told[name].split()[0]) for name in ("VmHWM", "RssAnon", "RssFile", "RssShmem")}
-
-
-if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # PyTorch aborts now and then when a process that used Gloo winds up

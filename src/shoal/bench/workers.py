@@ -22,7 +22,6 @@ RECORDS = "records.jsonl"
 _LOOK_EVERY_S = 0.05
 _CAUSE_S = 1.0
 """How long the others get to fail as well: the first to end may only have lost the one that failed."""
-_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,11 @@ def run_job(
     folder: Path,
     environment: Mapping[str, str],
     found: Callable[[dict[str, Any]], None],
+    limit_s: float = 900.0,
 ) -> Failure | None:
     """Have so many workers do a job, and hand on each record as rank 0 writes it down.
+
+    A job says `what` is to be done, with what `gpus_per_worker` and `backend`; the rest is for those who do it.
 
     `folder` must be empty; what is in it afterwards is of no use. Whatever happens, no worker is left.
     """
@@ -53,12 +55,14 @@ def run_job(
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(_meeting_place(workers))
         place = {"world_size": workers, "host": LOOPBACK, "port": port, "paths": own_paths(), "parent": os.getpid()}
-        (folder / "job.json").write_text(json.dumps({**job, **place}), encoding="utf-8")
+        file = folder / "job.json"
+        file.touch(mode=0o600)  # a recipe may hold what came from the environment
+        file.write_text(json.dumps({**job, **place}), encoding="utf-8")
         processes = []
         for rank in range(workers):
-            command = [sys.executable, "-P", "-m", "shoal.bench.comm_worker", str(folder), str(rank)]
+            command = [sys.executable, "-P", "-m", "shoal.bench.worker", str(folder), str(rank)]
             processes.append(stack.enter_context(started(command, folder / f"log-{rank}", variables)))
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + limit_s
         is_over = False
         while not is_over:
             statuses = [process.poll() for process in processes]
@@ -69,7 +73,7 @@ def run_job(
                 seen += 1
                 found(record)
             time.sleep(_LOOK_EVERY_S)
-        return explain(folder, statuses)
+        return explain(folder, statuses, limit_s)
 
 
 @contextlib.contextmanager
@@ -91,7 +95,7 @@ def tell_failure(folder: Path, rank: int, failure: Failure) -> None:
     (folder / f"failure-{rank}.json").write_text(json.dumps(asdict(failure)), encoding="utf-8")
 
 
-def explain(folder: Path, statuses: list[int | None]) -> Failure | None:
+def explain(folder: Path, statuses: list[int | None], limit_s: float) -> Failure | None:
     """What explains best that not all have ended well; None if all have."""
     if not any(status != 0 for status in statuses):
         return None
@@ -100,7 +104,7 @@ def explain(folder: Path, statuses: list[int | None]) -> Failure | None:
     if causes:
         return min(causes, key=lambda failure: not failure.is_refused)
     if any(status is None for status in statuses) and not any(statuses):
-        return Failure(f"did not end within {_LIMIT_S:.0f} s")
+        return Failure(f"did not end within {limit_s:.0f} s")
     rank, status = next((rank, status) for rank, status in enumerate(statuses) if status)
     log = (folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()[-1:]
     return Failure(": ".join([f"worker {rank} ended with status {status}", *log]))
