@@ -17,35 +17,53 @@ DIGITS = [
     *("train.steps=200", "train.epochs=null", "checkpoint.every_steps=20", "evaluate.every_steps=100"),
     *("cluster.workers=2", "cluster.threads_per_worker=1", "cluster.gpus_per_worker=0"),
 ]
-LOCAL = (
-    *("kill-worker", "hang-worker", "slow-worker", "kill-driver"),
-    *("corrupt-checkpoint", "kill-while-saving", "fill-disk"),
-)
+LOCAL = ("kill-worker", "corrupt-checkpoint", "fill-disk")
+MORE = ("hang-worker", "slow-worker", "kill-driver", "kill-while-saving")
+"""These take longer; what they break is broken in tests of the launcher and of checkpoints too."""
+Result = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every drill that needs no Ray, on digits with dropout."""
-    folder = tmp_path_factory.mktemp("drill") / "runs"
+def run_locally(folder: Path, names: tuple[str, ...]) -> Result:
+    """Drills that need no Ray, on digits with dropout."""
     said: list[str] = []
-    result = run_drills(Request(["digits"], DIGITS, LOCAL, "local", folder=folder, seed=1, say=said.append))
+    result = run_drills(Request(["digits"], DIGITS, names, "local", folder=folder / "runs", seed=1, say=said.append))
     assert any("undisturbed" in line for line in said)
     return result
 
 
-def drill(result: dict[str, Any], name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_locally(tmp_path_factory.mktemp("drill"), LOCAL)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_locally(tmp_path_factory.mktemp("drill"), MORE)
+
+
+def drill(result: Result, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A drill's result and the events of its run."""
     found: dict[str, Any] = next(drill for drill in result["drills"] if drill["drill"] == name)
     return found, read_events(Path(found["run_dir"]))
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_nothing_is_lost(local: dict[str, Any], name: str) -> None:
-    found, events = drill(local, name)
+def test_nothing_is_lost(local: Result, name: str) -> None:
+    check_nothing_is_lost(local, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_nothing_is_lost_in_more_drills(more: Result, name: str) -> None:
+    check_nothing_is_lost(more, name)
+
+
+def check_nothing_is_lost(result: Result, name: str) -> None:
+    """The run ended with the undisturbed weights, after it was well under way when it was broken."""
+    found, events = drill(result, name)
     assert found["passed"] and found["losses"] == [] and found["same_weights"] is True
     summary = json.loads((Path(found["run_dir"]) / "summary.json").read_text())
-    assert summary["weights_sha256"] == local["undisturbed"]["weights_sha256"]
-    # It was well under way when it was broken.
+    assert summary["weights_sha256"] == result["undisturbed"]["weights_sha256"]
     saved = [event["step"] for event in events if event["event"] == "save"]
     assert saved[1] < found["at_step"] < 200 == saved[-1]
     reports = [report for report in read_metrics(Path(found["run_dir"])) if "train_loss" in report["metrics"]]
@@ -53,7 +71,7 @@ def test_nothing_is_lost(local: dict[str, Any], name: str) -> None:
     wait_until_dead(*(worker["pid"] for event in events if event["event"] == "workers" for worker in event["workers"]))
 
 
-def test_a_worker_was_killed(local: dict[str, Any]) -> None:
+def test_a_worker_was_killed(local: Result) -> None:
     found, events = drill(local, "kill-worker")
     (failure,) = [event for event in events if event["event"] == "failure"]
     assert failure["rank"] == found["rank"] and "SIGKILL" in failure["message"]
@@ -62,30 +80,33 @@ def test_a_worker_was_killed(local: dict[str, Any]) -> None:
     assert 0 <= found["steps_lost"] <= 20
 
 
-def test_a_worker_hung(local: dict[str, Any]) -> None:
-    found, events = drill(local, "hang-worker")
+@pytest.mark.slow
+def test_a_worker_hung(more: Result) -> None:
+    found, events = drill(more, "hang-worker")
     (hang,) = [event for event in events if event["event"] == "hang"]
     assert "is stopped" in hang["stacks"][str(found["rank"])]
     assert found["noticed_after_s"] >= hang["timeout_s"] >= 3.0
     assert found["training_again_after_s"] > found["noticed_after_s"]
 
 
-def test_a_worker_was_slow_and_nobody_minded(local: dict[str, Any]) -> None:
-    found, events = drill(local, "slow-worker")
+@pytest.mark.slow
+def test_a_worker_was_slow_and_nobody_minded(more: Result) -> None:
+    found, events = drill(more, "slow-worker")
     assert found["world_sizes"] == [2] and found["noticed_after_s"] is None and found["steps_lost"] == 0
     assert not {"failure", "restart", "hang"} & {event["event"] for event in events}
     times = [event["time"] for event in events if event["event"] == "save"]
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) > 1.0, "it was not slow"
 
 
-def test_the_launcher_was_killed_and_the_run_resumed(local: dict[str, Any]) -> None:
-    found, events = drill(local, "kill-driver")
+@pytest.mark.slow
+def test_the_launcher_was_killed_and_the_run_resumed(more: Result) -> None:
+    found, events = drill(more, "kill-driver")
     assert [event["event"] for event in events].count("start") == 2
     assert "failure" not in {event["event"] for event in events}, "somebody was left to notice"
     assert 0 <= found["noticed_after_s"] < found["training_again_after_s"]
 
 
-def test_a_spoilt_checkpoint_was_rejected(local: dict[str, Any]) -> None:
+def test_a_spoilt_checkpoint_was_rejected(local: Result) -> None:
     found, events = drill(local, "corrupt-checkpoint")
     (rejected,) = [event for event in events if event["event"] == "checkpoint_rejected"]
     (resume,) = [event for event in events if event["event"] == "resume"]
@@ -98,8 +119,9 @@ def test_a_spoilt_checkpoint_was_rejected(local: dict[str, Any]) -> None:
     assert spoilt in rejected["reason"] or spoilt == "manifest.json"
 
 
-def test_a_worker_was_killed_while_a_checkpoint_was_written(local: dict[str, Any]) -> None:
-    found, events = drill(local, "kill-while-saving")
+@pytest.mark.slow
+def test_a_worker_was_killed_while_a_checkpoint_was_written(more: Result) -> None:
+    found, events = drill(more, "kill-while-saving")
     (failure,) = [event for event in events if event["event"] == "failure"]
     assert failure["rank"] == found["rank"] and "SIGKILL" in failure["message"]
     step = int(found["broken"].partition("while step-")[2].split()[0])
@@ -123,7 +145,7 @@ def check_disk_was_full(found: dict[str, Any], events: list[dict[str, Any]]) -> 
     assert events.index(failed[-1]) < max(index for index, event in enumerate(events) if event["event"] == "save")
 
 
-def test_a_disk_was_full_for_a_while(local: dict[str, Any]) -> None:
+def test_a_disk_was_full_for_a_while(local: Result) -> None:
     found, events = drill(local, "fill-disk")
     check_disk_was_full(found, events)
     times = [event["time"] for event in events]

@@ -29,7 +29,7 @@ class Slow:
         return (model(batch[0]) - batch[1]).pow(2).mean()
 """
 ARGUMENTS = (
-    "task=slow_task:Slow data.workers=1 model=null train.steps=150 train.global_batch=8 optim.lr=0.01 "
+    "task=slow_task:Slow data.workers=1 model=null train.steps=90 train.global_batch=8 optim.lr=0.01 "
     "cluster.threads_per_worker=1 cluster.gpus_per_worker=0 evaluate.every_steps=30 observe.every_steps=1 "
     "checkpoint.every_steps=1000 checkpoint.keep_best=0 checkpoint.metric=null"
 ).split()
@@ -74,7 +74,7 @@ def test_a_signal_saves_the_step_and_the_printed_command_resumes_it(here: Path, 
     assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = json.loads(out.splitlines()[-1])
-    assert summary["status"] == "interrupted" and 20 <= summary["step"] < 150
+    assert summary["status"] == "interrupted" and 20 <= summary["step"] < 90
     assert summary["resume"] in err
     folder = Path(here / summary["run_dir"])
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{summary['step']:08d}"]
@@ -147,7 +147,7 @@ def test_in_a_thread_training_works_and_leaves_signals_alone(here: Path) -> None
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_that_reaches_every_process_of_the_job_still_saves(here: Path, number: int) -> None:
     """As Slurm, systemd and a Ctrl-C under `| tee` send it: to the trainer, its loader workers, and whoever reads."""
     (here / "slow_task.py").write_text(TASK)

@@ -213,8 +213,8 @@ def test_ctrl_c_leaves_the_job_running_and_follow_shows_it_all(
 def test_a_job_that_is_stopped_has_saved_and_goes_on_as_if_it_had_not(
     submit: Callable[..., Popen], head: Head, here: Path
 ) -> None:
-    steady = ended(submit("slow.yaml", "train.steps=30", "--working-dir", ".", "--wait", "--json"))
-    arguments = ["task.args.pause_s=0.25", "train.steps=30", "--working-dir", "."]
+    steady = ended(submit("slow.yaml", "train.steps=14", "--working-dir", ".", "--wait", "--json"))
+    arguments = ["task.args.pause_s=0.25", "train.steps=14", "--working-dir", "."]
     status, out, err = ended(submit("slow.yaml", *arguments, "--no-follow", "--json"))
     assert status == 0 and f"  stop    shoal submit --stop {last_json(out)['job_id']}" in err
     job_id, run_dir = last_json(out)["job_id"], Path(last_json(out)["run_dir"])
@@ -225,7 +225,7 @@ def test_a_job_that_is_stopped_has_saved_and_goes_on_as_if_it_had_not(
     found = last_json(out)
     assert (found["status"], found["summary"]["status"]) == ("stopped", "interrupted")
     step = found["summary"]["step"]
-    assert 3 <= step < 30 and (run_dir / "checkpoints" / f"step-{step:08d}").is_dir()
+    assert 3 <= step < 14 and (run_dir / "checkpoints" / f"step-{step:08d}").is_dir()
     status, out, err = ended(following)
     assert status == 130 and f"job {job_id}: interrupted at step {step}" in err
     resume = f"shoal submit --resume {run_dir} --address {head.address}"

@@ -327,6 +327,7 @@ def test_no_restart_is_made_where_none_is_borne(own: Callable[..., Run]) -> None
     assert run.events("restart") == []
 
 
+@pytest.mark.slow
 def test_progress_starts_the_budget_anew(own: Callable[..., Run]) -> None:
     """It dies in every second step, but each time after a new checkpoint."""
     line = "if rank == 0 and step == 2: __import__('time').sleep(0.5); os._exit(9)"  # when the first is written

@@ -108,6 +108,7 @@ def test_a_signal_while_the_workers_start_ends_it_without_a_trace(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_a_run_that_resumes_exactly(here: Path, undisturbed: str) -> None:
     process = start(here, *WORDS, "checkpoint.every_steps=10")
     run = wait_for_step(process, here, 25)

@@ -114,6 +114,7 @@ def test_a_job_may_be_of_any_size(warm: Nursery) -> None:
     assert "tusk: unknown key" in messages[0]["message"]
 
 
+@pytest.mark.slow
 def test_fifty_children_leave_no_descriptors_behind(warm: Nursery) -> None:
     first = Child(warm, WAITING)
     nursery = parent_of(first.pid)

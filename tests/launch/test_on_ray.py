@@ -68,6 +68,7 @@ def test_a_ray_of_its_own_gives_the_weights_of_every_other_launcher(undisturbed:
     assert "[rank" not in told and "ray" not in told.lower(), "chatter"
 
 
+@pytest.mark.slow
 def test_what_is_set_for_a_ray_of_its_own_does_not_reach_the_workers(here: Path):
     write_own_task(here, "own_task", "import os; step == 1 and print('has', sorted(os.environ))")
     (here / "own.yaml").write_text(json.dumps(own_recipe("own_task") | {"train": {"steps": 2, "global_batch": 8}}))
@@ -79,6 +80,7 @@ def test_what_is_set_for_a_ray_of_its_own_does_not_reach_the_workers(here: Path)
     assert all("REPORTER_UPDATE_INTERVAL_MS" in line for line in told), "the user's own stays"
 
 
+@pytest.mark.slow
 def test_two_runs_on_a_cluster_are_the_same(train: Callable[..., Run], undisturbed: dict[str, Any]):
     assert train(*RECIPE, "--workers", "2").end()["weights_sha256"] == undisturbed["weights_sha256"]
 
@@ -137,6 +139,7 @@ def test_a_driver_that_is_killed_leaves_a_run_to_resume(
     assert losses_of(run.folder) == undisturbed["losses"]
 
 
+@pytest.mark.slow
 def test_elastic_goes_on_with_fewer_and_grows_again(
     train: Callable[..., Run], cluster: DrillCluster, undisturbed: dict[str, Any]
 ):
@@ -172,6 +175,7 @@ def test_a_machine_that_announces_its_end_costs_no_step(
     assert summary["restarts"] == 0 and summary["weights_sha256"] == undisturbed["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_diagnosed_and_replaced(train: Callable[..., Run], undisturbed: dict[str, Any]):
     run = train(*RECIPE, "failures.hang_timeout_s=3", "--workers", "2")
     workers = run.wait_for_saves(3)

@@ -7,6 +7,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import pytest
+
 _SCRIPT = """
     import os, sys, time
     import ray
@@ -51,6 +53,7 @@ def test_a_worker_takes_the_gpu_that_ray_has_given_it_or_none(tmp_path: Path) ->
     assert told(_DEVICES, tmp_path) == [str([{"gpus": 1, "gpu": 0}] * 2), str([{"gpus": 0, "gpu": 0}] * 2)]
 
 
+@pytest.mark.slow
 def test_why_a_place_cannot_start_is_told_with_what_is_waited_for(tmp_path: Path) -> None:
     nurseries = tmp_path / f"shoal-{os.getuid()}"
     nurseries.mkdir()

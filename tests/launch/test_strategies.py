@@ -13,7 +13,7 @@ from tests.launch.test_gang import kill
 from tests.parallel.conform import STRATEGIES
 
 VIT = {
-    "model": {"name": "vit", "patch": 4, "dim": 16, "layers": 8, "heads": 4},
+    "model": {"name": "vit", "patch": 4, "dim": 16, "layers": 4, "heads": 4},
     "train.epochs": None,
     "train.steps": 20,
     "train.global_batch": 16,

@@ -132,7 +132,10 @@ def test_a_killed_worker_is_started_again_and_nothing_is_lost(slow: Path, undist
 @pytest.mark.parametrize(
     ("task", "overrides", "expected", "says"),
     [
-        ("", ["task=slow_task:Nothing"], 2, "error: task.name: module 'slow_task' has no 'Nothing'"),
+        pytest.param(
+            *("", ["task=slow_task:Nothing"], 2, "error: task.name: module 'slow_task' has no 'Nothing'"),
+            marks=pytest.mark.slow,
+        ),
         ("raise ZeroDivisionError('at rank ' + os.environ['RANK'])", [], 1, "ZeroDivisionError: at rank 1"),
     ],
 )
@@ -215,6 +218,7 @@ def test_two_machines_by_hand_survive_a_killed_worker_in_the_same_folder(slow: P
     assert all("Traceback" not in err.split("torch.distributed.elastic")[0] for _, err, _ in outcomes)
 
 
+@pytest.mark.slow
 def test_by_hand_a_mistake_is_told_once_for_all_workers(slow: Path) -> None:
     full = slow / "full"
     full.mkdir()

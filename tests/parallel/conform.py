@@ -33,7 +33,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "gpipe": {"strategy": "pipeline", "pipeline": {"schedule": "gpipe"}},
     "1f1b": {"strategy": "pipeline", "pipeline": {"schedule": "1f1b"}},
-    "interleaved": {"strategy": "pipeline", "pipeline": {"schedule": "interleaved"}},
+    "interleaved": {"strategy": "pipeline", "pipeline": {"schedule": "interleaved", "stages": 2}},
     "pipeline_ddp": {"strategy": "pipeline", "pipeline": {"stages": 2}},
     "tensor": {"strategy": "tensor"},
     "tensor_ddp": {"strategy": "tensor", "tensor": {"size": 2}},
@@ -52,7 +52,7 @@ class Case:
 
     parallel: dict[str, Any] = field(default_factory=dict)
     micro_batch: int = 0
-    """0: two samples; four under tensor, which talks in every layer of each."""
+    """0: two samples; more under tensor, which talks in every layer of each."""
     clip_norm: float | None = 0.5
     tie_weights: bool = True
     precision: str = "fp32"
@@ -62,12 +62,13 @@ class Case:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        self.micro_batch = self.micro_batch or (4 if self.parallel.get("strategy") == "tensor" else 2)
+        of_tensor = 4 if "tensor" in self.parallel else 8
+        self.micro_batch = self.micro_batch or (of_tensor if self.parallel.get("strategy") == "tensor" else 2)
 
     def unit(self, process: Process) -> TrainUnit:
         """Built anew on this worker."""
         torch.manual_seed(self.seed)
-        model = Gpt(VOCABULARY, CONTEXT, layers=8, heads=4, dim=32, tie_weights=self.tie_weights)
+        model = Gpt(VOCABULARY, CONTEXT, layers=4, heads=4, dim=32, tie_weights=self.tie_weights)
         settings = StepSettings(
             optim=OptimSection(**self.optim),
             precision=self.precision,
@@ -113,7 +114,7 @@ def train_steps(process: Process, unit: TrainUnit, case: Case, first: int, last:
         summed, count = process.group.sum(total, float(loss.count))
         went.losses.append(summed / count)
         went.norms.append(unit.report().get("grad_norm", 0.0))
-    held_out = evaluation_batches(dataset, rank=unit.data_rank, world_size=unit.data_size, batch=5)
+    held_out = evaluation_batches(dataset, rank=unit.data_rank, world_size=unit.data_size, batch=7)
     went.metrics = evaluate(unit, held_out, lambda: None, 0, process.group) or {}
     return went
 

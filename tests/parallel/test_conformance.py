@@ -16,7 +16,11 @@ def alone(ranks: MakeRanks) -> Went:
     return went
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+SLOW = ("fsdp_reduce_last", "fsdp_offload", "zero3_offload", "tensor_ddp")
+"""What these do otherwise is also in tests of their strategy."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in STRATEGIES])
 def test_a_strategy_gives_the_numbers_of_one_process(ranks: MakeRanks, alone: Went, name: str) -> None:
     went = ranks(4)(train_anew, Case(parallel=STRATEGIES[name]))
     for each in went:

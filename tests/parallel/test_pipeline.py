@@ -286,7 +286,14 @@ def test_a_pipeline_trains_as_one_process_would(ranks: MakeRanks, case: str, lay
     ],
     ids=str,
 )
-@pytest.mark.parametrize("parallel", [ONE_EACH, TWO_PIPELINES, TWO_LOOPED], ids=["1f1b", "two", "two_looped"])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        pytest.param(ONE_EACH, id="1f1b", marks=pytest.mark.slow),
+        pytest.param(TWO_PIPELINES, id="two", marks=pytest.mark.slow),
+        pytest.param(TWO_LOOPED, id="two_looped"),
+    ],
+)
 def test_no_number_of_micro_batches_is_too_few_or_too_odd(ranks: MakeRanks, parallel: dict, sizes: dict) -> None:
     for case in ("sums", "tied"):
         setup = Setup(case, parallel, **sizes)
@@ -504,8 +511,13 @@ def go_on(process: Process, setup: Setup, folder: Path) -> Trained:
 ADAM = OptimSection(name="adamw", lr=0.1, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("case", ["dropout", "norms", "parted"])
-@pytest.mark.parametrize("layout", ["1f1b", "two_looped"])
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        *(("dropout", "1f1b"), ("parted", "two_looped"), ("norms", "1f1b")),
+        *(pytest.param(case, "two_looped", marks=pytest.mark.slow) for case in ("dropout", "norms")),
+    ],
+)
 def test_a_resumed_run_is_to_the_last_bit_the_undisturbed_one(
     ranks: MakeRanks, tmp_path: Path, case: str, layout: str
 ) -> None:

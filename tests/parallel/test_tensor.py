@@ -231,10 +231,9 @@ def workers(layout: str) -> int:
     ("model", "layout"),
     [
         *(("gpt", layout) for layout in LAYOUTS),
-        *((model, layout) for model in ("untied", "own", "vit") for layout in ("sequence", "fsdp")),
-        ("own", "plain"),
-        ("even_vit", "sequence"),
-        ("even_vit", "fsdp"),
+        *(("untied", "fsdp"), ("own", "sequence"), ("own", "fsdp"), ("vit", "fsdp"), ("even_vit", "sequence")),
+        *(pytest.param(model, "sequence", marks=pytest.mark.slow) for model in ("untied", "vit")),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("own", "plain"), ("even_vit", "fsdp"))),
     ],
 )
 def test_the_numbers_of_one_process(ranks: MakeRanks, model: str, layout: str) -> None:
@@ -250,7 +249,9 @@ def test_the_numbers_of_one_process(ranks: MakeRanks, model: str, layout: str) -
     assert max(expected.losses) - min(expected.losses) > 1e-2, "so the numbers mean something"
 
 
-@pytest.mark.parametrize("layout", ["sequence", "plain", "ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "layout", ["sequence", "fsdp", *(pytest.param(more, marks=pytest.mark.slow) for more in ("plain", "ddp"))]
+)
 def test_with_dropout_what_all_have_stays_the_same_to_the_last_bit(ranks: MakeRanks, layout: str) -> None:
     setup = Setup("gpt", layout, steps=10, dropout=0.3)
     all_went = ranks(workers(layout))(train, setup)
@@ -346,7 +347,11 @@ def go_on(process: Process, setup: Setup, saved: Numbers) -> Went:
 
 
 @pytest.mark.parametrize(
-    ("model", "layout"), [("gpt", "sequence"), ("gpt", "ddp"), ("untied", "fsdp"), ("own", "fsdp")]
+    ("model", "layout"),
+    [
+        *(("gpt", "ddp"), ("untied", "fsdp")),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("gpt", "sequence"), ("own", "fsdp"))),
+    ],
 )
 def test_a_state_is_written_once_and_loads_anywhere(ranks: MakeRanks, model: str, layout: str) -> None:
     setup = Setup(model, layout, steps=3)
@@ -448,8 +453,14 @@ def test_what_cannot_work_is_refused_on_every_worker(ranks: MakeRanks, model: st
         assert message.startswith(says)
 
 
-@pytest.mark.parametrize("layout", ["sequence", "fsdp"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        ("bf16", "fsdp"),
+        ("fp16", "sequence"),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("bf16", "sequence"), ("fp16", "fsdp"))),
+    ],
+)
 def test_short_numbers_are_about_right(ranks: MakeRanks, layout: str, precision: str) -> None:
     setup = Setup("gpt", layout, settings={"precision": precision})
     for went in ranks(workers(layout))(train, setup):

@@ -243,7 +243,13 @@ class RandomCollate(Base):
 
 
 @pytest.mark.parametrize("optim", ["adam", "sgd"])
-@pytest.mark.parametrize("name", ["ChannelsLast", "Transposed", "FrozenNorm", "StartsInEvaluation", "RandomCollate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ChannelsLast", "Transposed", "FrozenNorm", "StartsInEvaluation"),
+        pytest.param("RandomCollate", marks=pytest.mark.slow),
+    ],
+)
 def test_models_and_datasets_of_every_kind_resume_exactly(name: str, optim: str, here: Path) -> None:
     import sys
 

@@ -69,6 +69,7 @@ def test_with_a_store_that_fails_in_every_way_nothing_is_lost(s3: Proxy, tmp_pat
     verify(read_info(tmp_path / "scratch" / there[-1].path.name))
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_stops_the_run_only_after_so_many_failures_and_it_can_go_on(
     s3: Proxy, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_store_that_is_away_stops_the_run_only_after_so_many_failures_and_it_c
     assert events(tmp_path / "run", "upload")[-1]["step"] == again["step"]
 
 
+@pytest.mark.slow
 def test_what_was_not_uploaded_at_the_end_is_when_the_run_goes_on(s3: Proxy, tmp_path: Path) -> None:
     fields = S3 | {"checkpoint.give_up_after_s": 0.1, "checkpoint.every_steps": STEPS}
     found = run(tmp_path / "run", tmp_path / "data", Away(s3), **fields)

@@ -353,7 +353,7 @@ def test_a_disk_that_stays_full_fails_the_run_only_at_its_end_and_in_words(here,
     assert json.loads(result.stdout.splitlines()[-1])["status"] == "failed"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_corrupt_image_ends_the_run_in_words_and_the_process_too(here, workers):
     from tests.fake_data import write_image_folder
 
