@@ -41,6 +41,7 @@ def test_there_must_be_another_worker_to_kill() -> None:
         measure(1, 1, ["shoal_local"])
 
 
+@pytest.mark.slow
 @two_cores
 def test_the_command_measures_from_the_kill_to_training_again(here: Path, capfd: Capture) -> None:
     assert run(["bench", "restart", "--rounds", "1", "--only", "shoal_local", "--json", "-o", "out"]) == 0

@@ -95,7 +95,8 @@ def test_wrong_input_that_only_the_run_finds_is_told(here: Path, capfd: Capture)
     assert out == "" and "error: task.name: " in err and "nowhere" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_even_a_worker_that_stands(here: Path, number: int) -> None:
     words = ["digits", "train.steps=150", "train.epochs=null", "checkpoint.every_steps=10", "--launcher", "local"]
     drill = subprocess.Popen(

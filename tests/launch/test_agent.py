@@ -297,6 +297,7 @@ def test_when_the_warm_process_was_killed_the_trainer_is_dead_and_the_next_start
     agent.close()
 
 
+@pytest.mark.slow
 def test_a_trainer_whose_launcher_is_silent_is_ended(here: Path) -> None:
     agent = Agent(new_nursery_name(), lease_s=1.0)
     pid = agent.start(job(here, "import time; time.sleep(0.02)", steps=100_000))

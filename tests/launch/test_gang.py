@@ -220,6 +220,7 @@ def test_a_stopped_worker_is_found_out_and_replaced(digits: Callable[..., Run], 
     assert (failure["rank"], failure["kind"]) == (1, "hung"), "the one that stands, not those that wait for it"
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_before_its_first_step_is_found_out_and_replaced(
     own: Callable[..., Run], here: Path
 ) -> None:

@@ -63,6 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(summary["weights_sha256"])
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_the_printed_command_resumes_exactly(here: Path, undisturbed: str) -> None:
     process = start(here, *WORDS)
     pids = processes_of(wait_for_step(process, here, 5))

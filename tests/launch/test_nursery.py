@@ -213,6 +213,7 @@ def test_nurseries_listen_where_nobody_else_can_look(own: Nursery) -> None:
     assert file.is_socket()
 
 
+@pytest.mark.slow
 def test_the_folder_for_temporary_files_may_be_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)

@@ -99,6 +99,7 @@ def test_a_worker_that_is_killed_costs_seconds_and_nothing_else(
     assert losses_of(run.folder) == undisturbed["losses"]
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_takes_its_worker_along_and_is_replaced(
     train: Callable[..., Run], undisturbed: dict[str, Any]
 ):
@@ -195,7 +196,7 @@ def test_more_than_the_cluster_has_is_refused_at_once(train: Callable[..., Run])
     assert time.monotonic() - began < 20 and not run.folder.exists()
 
 
-@pytest.mark.parametrize(("workers", "fits"), [("3", True), ("4", False), ("3:8", True)])
+@pytest.mark.parametrize(("workers", "fits"), [("4", False), pytest.param("3:8", True, marks=pytest.mark.slow)])
 def test_a_plan_says_whether_the_cluster_has_room(cluster: DrillCluster, workers: str, fits: bool, tmp_path: Path):
     command = [sys.executable, "-m", "shoal.cli.main", "plan", "digits", "train.global_batch=120", "--json"]
     words = ["--workers", workers, "--address", cluster.address]
@@ -215,6 +216,7 @@ def test_a_plan_says_whether_the_cluster_has_room(cluster: DrillCluster, workers
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_what_is_waited_for_is_told(train: Callable[..., Run]):
     run = train(*RECIPE, "--workers", "4", "--wait", "5")
     run.end(status=1)

@@ -229,6 +229,7 @@ def test_by_hand_a_mistake_is_told_once_for_all_workers(slow: Path) -> None:
     assert [path.name for path in full.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_by_hand_a_signal_saves_and_rank_0_says_how_to_go_on(slow: Path) -> None:
     process = start(slow, *RECIPE, torchrun=("2",))
     run_dir = wait_for_step(slow, 5, process)

@@ -203,8 +203,14 @@ def assert_equal(found: list[Numbers], expected: list[Numbers], tolerance: float
             assert difference <= tolerance, f"{name} after step {number + 1}: {difference}"
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("case", ["mlp", "sum", "count", "two_views", "gpt"])
+@pytest.mark.parametrize(
+    ("case", "world_size"),
+    [
+        *(("mlp", 2), ("sum", 3), ("count", 2), ("two_views", 3), ("gpt", 3)),
+        *(pytest.param(case, 2, marks=pytest.mark.slow) for case in ("sum", "two_views", "gpt")),
+        *(pytest.param(case, 3, marks=pytest.mark.slow) for case in ("mlp", "count")),
+    ],
+)
 @pytest.mark.parametrize(
     "sizes",
     [

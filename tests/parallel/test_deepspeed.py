@@ -195,7 +195,9 @@ def load_and_go_on(process: Process, setup: Setup, state: UnitState, at: int, tr
 PAIRS = [("1", "3"), ("3", "2-offload"), ("2-offload", "3-offload"), ("3-offload", "1")]
 
 
-@pytest.mark.parametrize(("writer", "reader"), PAIRS)
+@pytest.mark.parametrize(
+    ("writer", "reader"), [*PAIRS[:2], *(pytest.param(*p, marks=pytest.mark.slow) for p in PAIRS[2:])]
+)
 def test_state_goes_from_any_stage_to_any_other_and_to_other_numbers_of_workers(
     ranks: MakeRanks, writer: str, reader: str
 ) -> None:

@@ -68,7 +68,7 @@ def workers(name: str) -> int:
     return 1 if name == "single" else 4
 
 
-QUICK = ("single", "ddp", "fsdp", "hsdp", "zero2", "zero3", "interleaved", "tensor_fsdp")
+QUICK = ("single", "hsdp", "fsdp", "zero3", "interleaved", "tensor_fsdp")
 RING = [*itertools.pairwise(QUICK), (QUICK[-1], QUICK[0])]
 """Every strategy is written by and read by another; the other pairs take minutes."""
 

@@ -97,8 +97,13 @@ def test_a_larger_micro_batch_needs_more_and_what_is_between_is_on_a_line() -> N
 
 
 @pytest.mark.parametrize("tree", [GPT, VIT, RESNET], ids=["gpt", "vit", "resnet50"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "recompute"),
+    [
+        *(("fp32", False), ("bf16", True)),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("fp32", True), ("bf16", False), ("fp16", True))),
+    ],
+)
 def test_a_gpu_is_planned_for_without_one(tree: dict[str, Any], precision: str, recompute: bool) -> None:
     overrides = {"train.precision": precision}
     if tree is not RESNET:

@@ -34,12 +34,13 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self._base = 0
-        self._base = self.now()
+        self.before = 0
+        """Bytes that are not the model's: the interpreter and its libraries."""
+        self.before = self.now()
 
     def now(self) -> int:
         """Bytes at this moment."""
-        return _status()["RssAnon"] - self._base
+        return _status()["RssAnon"] - self.before
 
     def reset_peak(self) -> None:
         """From here on, `peak` is about what comes."""
@@ -48,11 +49,13 @@ class HostMemory:
     def peak(self) -> int:
         """Most bytes since `reset_peak`."""
         told = _status()
-        return told["VmHWM"] - told["RssFile"] - told["RssShmem"] - self._base
+        return told["VmHWM"] - told["RssFile"] - told["RssShmem"] - self.before
 
 
 class GpuMemory:
     """What PyTorch has given out of the GPU's memory, by its own account."""
+
+    before = 0
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -105,7 +108,7 @@ def _take_steps(recipe: Recipe, process: Process, num_steps: int) -> dict[str, A
     found["weights"] = sum(_held(parameter) for parameter in model.parameters())
     states = optimizer.state.values() if optimizer is not None else ()
     found["optimizer"] = sum(_held(value) for state in states for value in state.values() if torch.is_tensor(value))
-    return found | {"between": memory.now(), "device": process.device.type}
+    return found | {"between": memory.now(), "before": memory.before, "device": process.device.type}
 
 
 def _in_memory(recipe: Recipe, memory: "HostMemory | GpuMemory") -> int:
