@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from shoal.core.deferred import CannotDeferError, Deferred
+from shoal.core.deferred import CannotDeferError, Deferred, check_others
 from shoal.core.errors import UserError
 from shoal.core.spec import DataSpec
 from shoal.models import section as sections
@@ -423,3 +423,27 @@ def test_never_much_more_than_the_largest_tensor_is_in_memory():
     largest_mib = 50304 * 768 * 4 / 2**20
     assert building_mib < 30
     assert peak_mib < largest_mib * 1.3, "of 365 MiB in all"
+
+
+def test_a_model_with_a_hook_on_a_gradient_is_built_in_memory() -> None:
+    def build() -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.weight.register_hook(lambda gradient: gradient)
+        return model
+
+    with pytest.raises(CannotDeferError, match="weight has a hook on its gradient"):
+        Deferred(build)
+
+
+def test_another_model_that_is_kept_beside_it_is_noticed() -> None:
+    kept: dict[str, object] = {"name": "student", "sizes": [2, 2]}
+
+    def build() -> nn.Module:
+        model = nn.Linear(2, 2)
+        kept["teachers"] = [nn.Linear(2, 2)]
+        return model
+
+    Deferred(build)
+    with pytest.raises(CannotDeferError, match="teachers holds another one"):
+        check_others(kept)
+    check_others({"name": "student"})

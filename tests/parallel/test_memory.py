@@ -126,6 +126,17 @@ def test_the_stages_of_zero_divide_more_and_more() -> None:
     assert found[0].total >= found[1].total > found[2].total
 
 
+def test_what_gloo_gathers_is_there_twice_and_what_nccl_gathers_is_not() -> None:
+    zero = {"stage": 2}
+    on_cpu, on_gpu = (memory("deepspeed", on_gpu=on_gpu, deepspeed=zero, kept=0) for on_gpu in (False, True))
+    assert on_cpu.when == "gathering weights" and on_cpu.buffers >= WHOLE > on_gpu.buffers
+
+
+def test_buckets_that_nobody_fills_take_no_memory_on_the_cpu() -> None:
+    apart, together = (memory("ddp", sync_every=every, micro_batches=1) for every in (2, 1))
+    assert apart.total < together.total
+
+
 def test_what_zero_offloads_is_in_the_hosts_memory() -> None:
     offload = {"stage": 3, "offload_optimizer": "cpu", "offload_params": "cpu"}
     found = memory("deepspeed", on_gpu=True, deepspeed=offload)
@@ -171,9 +182,11 @@ def test_tensor_parallel_with_several_groups_copies_gradients_to_sum_them() -> N
         ("fsdp", 4, {"fsdp": {"reshard_after_forward": False}}, 1, 2 * 3 * WHOLE // 4),
         ("fsdp", 4, {"fsdp": {"reduce_every_micro_batch": False}}, 2, 5 * 3 * WHOLE // 4),
         ("fsdp", 4, {"fsdp": {"shard_size": 2}}, 1, 3 * WHOLE // 2 + WHOLE // 2),
-        ("deepspeed", 4, {"deepspeed": {"stage": 2}}, 1, 2 * 3 * WHOLE // 4),
+        ("deepspeed", 4, {"deepspeed": {"stage": 1}}, 5, 3 * 3 * WHOLE // 4),
+        ("deepspeed", 4, {"deepspeed": {"stage": 2}}, 2, 5 * 3 * WHOLE // 4),
         ("deepspeed", 4, {"deepspeed": {"stage": 3}}, 1, 3 * 3 * WHOLE // 4),
         ("pipeline", 4, {}, 8, 8 * 2 * 2 * MB),
+        ("pipeline", 2, {}, 8, 8 * 2 * MB),
     ],
 )
 def test_bytes_sent(strategy: str, workers: int, section: dict[str, Any], micro_batches: int, expected: int) -> None:

@@ -243,3 +243,52 @@ def test_batches_of_any_nesting_move():
     moved = move(batch, torch.device("meta"))
     assert moved["a"][0].device.type == "meta" and moved["a"][1] == ("text", 3)
     assert isinstance(moved["b"], Point) and moved["b"].x.device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_a_weight_that_is_cut_out_of_a_larger_one_trains_as_one_of_its_own(name: str) -> None:
+    found = []
+    for whole in (True, False):
+        model = nn.Linear(5, 3)
+        torch.manual_seed(1)
+        cut = torch.randn(3, 9)[:, :5]
+        model.weight = nn.Parameter(cut.contiguous() if whole else cut)
+        unit = make(model=model, optim=OptimSection(name=name, lr=0.1))
+        for _ in range(3):
+            unit.forward_backward(step_of(6, 6))
+            unit.optimizer_step(0.1)
+        found.append(unit.model.weight.detach())
+    assert torch.equal(*found)
+
+
+def test_a_step_with_nothing_to_learn_from_is_told_however_it_is_counted() -> None:
+    unit = make(lambda model, batch: (model(batch[0]).sum() * 0.0, torch.tensor(0)))
+    with pytest.raises(UserError, match=r"task\.loss counted nothing to learn from in a whole step"):
+        unit.forward_backward(step_of(12))
+
+
+class _OftenUsed(nn.Module):
+    """Whose second layer is used from the second step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.calls = nn.Linear(5, 3), nn.Linear(5, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.first(x) + (self.second(x) if self.calls > 1 else 0.0)
+
+
+def test_a_weight_may_get_its_first_gradient_later_than_others() -> None:
+    unit = make(model=_OftenUsed(), optim=OptimSection(name="sgd", lr=0.1, momentum=0.9))
+    torch.manual_seed(0)
+    model = copy.deepcopy(unit.model)
+    other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=False)
+    for _ in range(3):
+        unit.forward_backward(step_of(12))
+        unit.optimizer_step(0.1)
+        other.zero_grad()
+        mean_loss(model, (INPUTS, TARGETS)).backward()
+        other.step()
+    for one, expected in zip(unit.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, expected)

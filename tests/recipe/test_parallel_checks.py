@@ -171,7 +171,16 @@ def test_a_model_that_cannot_be_divided_is_told_with_those_that_can(strategy: st
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp", "deepspeed", "pipeline", "tensor"])
 @pytest.mark.parametrize(
-    ("field", "value"), [("compress", "bf16"), ("hierarchical", True), ("sync_every", 2), ("sync_batch_norm", True)]
+    ("field", "value"),
+    [
+        ("compress", "bf16"),
+        ("hierarchical", True),
+        ("sync_every", 2),
+        ("sync_batch_norm", True),
+        ("find_unused_parameters", True),
+        ("static_graph", True),
+        ("gradient_as_bucket_view", False),
+    ],
 )
 def test_fields_of_ddp_are_refused_elsewhere(strategy: str, field: str, value: Any) -> None:
     message = told(strategy, 1 if strategy == "single" else 2, **{f"parallel__{field}": value})

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shoal.core.errors import UserError
 from shoal.core.record import CannotDeferError, FakeMode, Recorder, View, carry_out
 
-__all__ = ["CannotDeferError", "Deferred"]
+__all__ = ["CannotDeferError", "Deferred", "check_others"]
 
 
 class Deferred:
@@ -52,6 +52,7 @@ class Deferred:
                 raise CannotDeferError(f"{name} was not made by an operation")
             self._places.setdefault(view.storage, []).append((name, view))
         _check_attributes(self.model)
+        _check_hooks(self.model)
         _put_on_meta(self.model)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,6 +125,22 @@ def _check_attributes(model: nn.Module) -> None:
                 raise CannotDeferError(f"{path}.{name}".strip(".") + " is a tensor, and no parameter or buffer")
 
 
+def _check_hooks(model: nn.Module) -> None:
+    """The parameters that take the place of the fake ones would not have them."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise CannotDeferError(f"{name} has a hook on its gradient")
+
+
+def check_others(values: Mapping[str, Any]) -> None:
+    """`CannotDeferError` where one of these, which whoever built a model has kept, is left without memory by that."""
+    for name, value in values.items():
+        for leaf in tree_leaves(value):
+            tensors = [*leaf.parameters(), *leaf.buffers()] if isinstance(leaf, nn.Module) else [leaf]
+            if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+                raise CannotDeferError(f"{name} holds another one")
+
+
 def _put_on_meta(model: nn.Module) -> None:
     """Meta tensors in place of the fake ones, which work outside of their mode; what is shared stays shared."""
     with FakeTensorMode():
@@ -144,6 +161,8 @@ def _put_on_meta(model: nn.Module) -> None:
 
 def _on_meta(tensor: torch.Tensor, ordinary: Collection[str]) -> torch.Tensor:
     empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    if torch.empty_like(empty).stride() != empty.stride():  # with gaps, or seen many times: it gets memory of its own
+        empty = torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
     if not isinstance(tensor, nn.Parameter):
         return empty
     parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)

@@ -49,8 +49,7 @@ def clip_gradients(
     # In double: what is added up over millions of elements and many workers keeps its last digits.
     total = torch.zeros((), dtype=torch.float64, device=device)
     if local:
-        norms = torch._foreach_norm(local, 2.0, dtype=torch.float32)
-        squares = torch.stack([norm.to(device, torch.float64) for norm in norms]).square()
+        squares = torch.stack([norm.to(device, torch.float64) for norm in _norms(local)]).square()
         total = (squares * torch.tensor(weights, dtype=torch.float64, device=device)).sum()
     total = _over_workers(total, dist.ReduceOp.SUM)
     norm = total.sqrt().to(torch.float32)
@@ -58,6 +57,15 @@ def clip_gradients(
     for where in {gradient.device for gradient in local}:  # of offloaded ones two
         torch._foreach_mul_([gradient for gradient in local if gradient.device == where], factor.to(where))
     return norm
+
+
+def _norms(gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Of each one, in single precision at least."""
+    doubles = any(gradient.dtype == torch.float64 for gradient in gradients)
+    norms: Sequence[torch.Tensor] = torch._foreach_norm(
+        gradients, 2.0, dtype=torch.float64 if doubles else torch.float32
+    )
+    return norms
 
 
 def _over_workers(value: torch.Tensor, operation: Any) -> torch.Tensor:

@@ -73,7 +73,7 @@ class DdpUnit(Replica):
 
     def _forward_backward_apart(self, step: StepBatch) -> StepLoss:
         """Local SGD: this worker's own mean gradient, which nobody else sees."""
-        self.buffers_differ = bool(self.buffers)
+        self.buffers_differ = True
         expected = max(_samples(step) if self.objective.count is None else self.count(step), 1)
         return self.accumulate(step, self.loss_of, lambda: expected)
 

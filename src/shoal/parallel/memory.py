@@ -60,8 +60,9 @@ def _replica(profile: Profile, way: Way, holds_gradients: bool, buffers: int = 0
 def _ddp(profile: Profile, way: Way) -> Iterator[Memory]:
     """A whole model on every worker, gradients in buckets that are sent."""
     section = way.parallel
-    if section.sync_every > 1:  # the buckets are there and unused
-        yield from _replica(profile, way, holds_gradients=way.micro_batches > 1, buffers=profile.trained)
+    if section.sync_every > 1:  # the buckets are there and unused: on the CPU, memory is taken when it is written to
+        unused = profile.trained if way.on_gpu else 0
+        yield from _replica(profile, way, holds_gradients=way.micro_batches > 1, buffers=unused)
         return
     packed = {"none": 0, "bf16": profile.trained // 2, "fp16": profile.trained // 2, "powersgd": profile.trained}
     buffers = packed[section.compress]

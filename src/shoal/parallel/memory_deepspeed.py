@@ -124,3 +124,6 @@ class _Zero:
             filling = replace(held, gradients=self.gradients, when="summing gradients")
             yield replace(filling, buffers=held.buffers + self.bucket + -(-self.bucket // self.way.degrees.shards))
         yield replace(self.held, gradients=self.held.gradients + self.part, when="optimizer")
+        if self.stage < 3 and not self.way.on_gpu:  # Gloo puts what it gathers together in a copy of its own
+            gathered = int(self.profile.trained * self.ratio)
+            yield replace(self.held, gradients=0, buffers=self.held.buffers + gathered, when="gathering weights")

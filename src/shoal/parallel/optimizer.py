@@ -33,6 +33,19 @@ def build_optimizer(model: nn.Module, section: OptimSection) -> torch.optim.Opti
     return kind(groups, **options)
 
 
+def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """For weights whose first gradient comes later than that of others: PyTorch's fused SGD takes all or none.
+
+    A momentum of zeros is what the first step makes of none.
+    """
+    if not isinstance(optimizer, torch.optim.SGD) or not optimizer.state:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            if parameter.grad is not None and "momentum_buffer" not in optimizer.state.get(parameter, {}):
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+
+
 def _can_fuse(parameters: list[nn.Parameter]) -> bool:
     return all(parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda") for parameter in parameters)
 

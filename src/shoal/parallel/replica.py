@@ -3,7 +3,7 @@ every worker holds of a model whose micro-batches run one after the other."""
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from shoal.core.process import Process
 from shoal.core.weights import named_weights, take_weights
 from shoal.parallel.clip import SharedScaler, clip_gradients, local_gradient, num_holders
 from shoal.parallel.numerics import autocast, build_scaler, check_precision, compiled, recompute_activations
-from shoal.parallel.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from shoal.parallel.optimizer import add_missing_momentum, build_optimizer, load_optimizer_tensors, optimizer_tensors
 from shoal.parallel.unit import StepLoss, StepSettings, UnitState
 
 
@@ -38,6 +38,7 @@ class Replica:
         """A model that `is_divided` among the workers is in its place already."""
         check_precision(settings.precision, process.device)
         self.model = model if is_divided else model.to(process.device)
+        own_memory(self.model)
         self.is_divided = is_divided
         self.objective = objective
         self.settings = settings
@@ -62,6 +63,8 @@ class Replica:
         self.buffers = [buffer for buffer in self.model.buffers() if buffer.numel()]
         self.buffers_differ = False
         """Whether each worker has statistics of its own, since the last step."""
+        self.learned_buffers: list[str] | None = None
+        """Buffers that steps change and nobody else shares; known after the first one."""
         self.grad_norm: torch.Tensor | None = None
         self.count_is_checked = False
         self.returns_sums = False
@@ -84,7 +87,22 @@ class Replica:
         before_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, where the workers' gradients are averaged."""
-        self.buffers_differ = bool(self.buffers)
+        if self.learned_buffers:  # every step begins with what would be saved
+            self.share_buffers(self.learned_buffers)
+        versions = self._buffer_versions() if self.learned_buffers is None else {}
+        loss = self._accumulate_over_workers(step, loss_of, before_last)
+        self.buffers_differ = True
+        if self.learned_buffers is None:
+            changed = [name for name, version in self._buffer_versions().items() if versions.get(name) != version]
+            self.learned_buffers = sorted(set().union(*self.group.gather(changed)))
+        return loss
+
+    def _accumulate_over_workers(
+        self,
+        step: StepBatch,
+        loss_of: Callable[[Any], LossResult],
+        before_last: Callable[[], AbstractContextManager[Any]],
+    ) -> StepLoss:
         weight, repeats = self.data_size, self.world_size // self.data_size
         if self.objective.count is None:
             loss = self.accumulate(step, loss_of, lambda: step.num_samples, weight, before_last)
@@ -169,7 +187,7 @@ class Replica:
         """A task that sums over something else than samples tells how many only after the forward pass."""
         if isinstance(count, int) and count == expected:
             return
-        if isinstance(count, int) and count == 0:
+        if int(count) == 0:  # which waits for the device, where the task counts there
             raise UserError("task.loss counted nothing to learn from in a whole step; check the data")
         # On the parts that are here: kernels take no mixture of divided and whole ones.
         gradients = [gradient for p in self.parameters if (gradient := local_gradient(p)) is not None]
@@ -184,6 +202,7 @@ class Replica:
             if self.scaler is not None:
                 self.scaler.unscale_(optimizer)
             self.grad_norm = self.clip(self.settings.clip_norm)
+        add_missing_momentum(optimizer)
         if self.scaler is not None:
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -199,12 +218,23 @@ class Replica:
 
     def evaluate(self, batch: MicroBatch) -> Measured:
         """The task's metrics on one batch, with the statistics of rank 0, which are the ones that are saved."""
-        if self.buffers_differ and self.world_size > 1:
-            for buffer in self.buffers:
-                dist.broadcast(buffer, 0)
+        if self.buffers_differ:
+            self.share_buffers()
             self.buffers_differ = False
         with torch.no_grad(), self.autocast:
             return self.objective.metrics(self.forward, self._to_device(batch.data), batch.num_samples)
+
+    def share_buffers(self, names: Collection[str] | None = None) -> None:
+        """Those of the first worker become everybody's: all, or some."""
+        if self.world_size > 1:
+            # Looked up anew: a model may put another tensor in the place of one.
+            found = self.model.named_buffers()
+            share_tensors([buffer for name, buffer in found if buffer.numel() and (names is None or name in names)])
+
+    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
+        """What is other once a buffer has been replaced, or written to; DDP shares those that it knows itself."""
+        found = self.model.named_buffers()
+        return {name: (id(buffer), buffer._version if self.is_divided else 0) for name, buffer in found}
 
     def report(self) -> dict[str, float]:
         """Gradient norm where it is clipped, loss scale where there is one."""
@@ -250,10 +280,36 @@ class Replica:
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight as a whole, in the order of their names."""
         for name, tensor in sorted(named_weights(self.model).items()):
-            yield name, tensor.full_tensor() if is_distributed(tensor) else tensor
+            # On the device, where workers can talk: what is offloaded lies in the host's memory.
+            yield name, cast("Any", tensor.to(self.device)).full_tensor() if is_distributed(tensor) else tensor
 
     def _to_device(self, data: Any) -> Any:
         return data if self.device.type == "cpu" else move(data, self.device)
+
+
+def share_tensors(tensors: list[torch.Tensor]) -> None:
+    """The first worker's values for all, by one message for each type."""
+    kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.dtype, []).append(tensor)
+    for alike in kinds.values():
+        # As bytes: not every type can be sent, and memory may be laid out in any way.
+        sent = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+        dist.broadcast(sent.view(torch.uint8), 0)
+        for tensor, values in zip(alike, torch.split(sent, [tensor.numel() for tensor in alike]), strict=True):
+            tensor.detach().copy_(values.view(tensor.shape))
+
+
+def own_memory(model: nn.Module) -> None:
+    """For weights that are cut out of larger ones, and buffers that are one number seen many times.
+
+    Fused optimizers walk memory from end to end; and what is seen many times cannot be written to by a resume.
+    """
+    for tensor in [*model.parameters(), *model.buffers()]:
+        # A new tensor like it has the same strides only if these leave nothing out.
+        is_whole = tensor.is_meta or is_distributed(tensor)
+        if not is_whole and torch.empty_like(tensor, device="meta").stride() != tensor.stride():
+            tensor.data = tensor.data.contiguous()
 
 
 def move(data: Any, device: torch.device) -> Any:

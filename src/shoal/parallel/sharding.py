@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from shoal.core.errors import UserError
 from shoal.core.parts import copy_own_part, is_distributed
 from shoal.models.blocks import repeated_blocks
 from shoal.parallel.section import FsdpSection
@@ -25,6 +26,10 @@ def shard_model(
     Each repeated block is gathered by itself, and the rest of the model with the first. All but `undivided` ones: every
     worker holds them, and somebody must sum their gradients.
     """
+    types = {parameter.dtype: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if len(types) > 1:
+        found = ", ".join(f"{name} is {str(dtype).removeprefix('torch.')}" for dtype, name in types.items())
+        raise UserError(f"model: fsdp takes weights of one type, and {found}; convert them, or use strategy ddp")
     for parameter in model.parameters():
         if not is_distributed(parameter) and not parameter.is_contiguous():  # which FSDP does not take
             parameter.data = parameter.data.contiguous()

@@ -16,6 +16,7 @@ from shoal.core.parts import is_distributed
 from shoal.core.process import Process
 from shoal.core.weights import named_weights
 from shoal.parallel.gradients import align_gradients, average_gradients
+from shoal.parallel.hooks import refuse_gradient_hooks
 from shoal.parallel.mesh import COPIES, SHARDS, TENSOR, build_mesh, on_whole_mesh
 from shoal.parallel.replica import Replica
 from shoal.parallel.section import ParallelSection
@@ -43,6 +44,7 @@ class TensorUnit(Replica):
         section: ParallelSection,
         initial: Iterable[tuple[str, torch.Tensor]] | None = None,
     ) -> None:
+        refuse_gradient_hooks(model)
         mesh = build_mesh(section, "tensor", process)
         plan = read_plan(model, mesh.degrees.tensor, process.world_size)
         group, data = mesh.part(TENSOR), mesh.part(COPIES, SHARDS)

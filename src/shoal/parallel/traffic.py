@@ -59,15 +59,18 @@ def _pipeline(profile: Profile, way: Way) -> int:
     section, degrees = way.parallel.pipeline, way.degrees
     per_worker = section.stages_per_worker if section.schedule == "interleaved" else 1
     tied = profile.ends[0].weights + profile.ends[1].weights - profile.pieces[-1].weights
-    each = 2 * per_worker * way.micro_batches * profile.between
+    # Those at the ends of the row have one neighbour; of two workers, that is each.
+    messages = 2 * per_worker if degrees.stages > 2 else 2 * per_worker - 1
+    each = messages * way.micro_batches * profile.between
     return each + _all_reduce(tied, 2) + _all_reduce(profile.trained / degrees.stages, degrees.copies)
 
 
 def _zero(profile: Profile, way: Way) -> int:
-    """Stages 1 and 2 gather new weights after the optimizer's step; stage 3 gathers them in every pass."""
+    """Stages 1 and 2 sum whole gradients and gather new weights after the optimizer's step; stage 3 gathers weights in
+    every pass, and each worker gets its part of the gradients alone."""
     stage, workers = way.parallel.deepspeed.stage, way.degrees.data
-    ratio = RATIO[way.precision]
-    weights, gradients = profile.weights * ratio, profile.trained * ratio
-    passes = 2 * way.micro_batches if stage == 3 else 1
+    weights, trained = (int(size * RATIO[way.precision]) for size in (profile.weights, profile.trained))
+    if stage == 3:
+        return way.micro_batches * (2 * _pass_on(weights, workers) + _pass_on(trained, workers))
     reduces = 1 if stage == 1 else way.micro_batches
-    return passes * _pass_on(weights, workers) + reduces * _pass_on(gradients, workers)
+    return reduces * _all_reduce(trained, workers) + _pass_on(trained, workers)

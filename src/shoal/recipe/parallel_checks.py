@@ -8,7 +8,10 @@ from shoal.recipe.schema import Recipe
 
 Found = Iterator[tuple[tuple[str, ...], str]]
 
-_OF_DDP = {"compress": "none", "hierarchical": False, "sync_every": 1, "sync_batch_norm": False}
+_OF_DDP = {
+    **{"compress": "none", "hierarchical": False, "sync_every": 1, "sync_batch_norm": False},
+    **{"find_unused_parameters": False, "static_graph": False, "gradient_as_bucket_view": True},
+}
 """Fields that no other strategy has, and what they are when they do nothing."""
 
 

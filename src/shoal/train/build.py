@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.core.deferred import CannotDeferError, Deferred
+from shoal.core.deferred import CannotDeferError, Deferred, check_others
 from shoal.core.errors import UserError
 from shoal.core.objective import Objective
 from shoal.core.process import Process
@@ -116,6 +116,7 @@ def _model_to_fill(
     state = capture_rng(torch.device("cpu"))
     try:
         deferred = Deferred(lambda: model_of(task, recipe, spec))
+        check_others(vars(task) if hasattr(task, "__dict__") else {})
     except CannotDeferError as error:
         restore_rng(state, torch.device("cpu"))
         why = f"because building it needs values ({error})"

@@ -62,8 +62,8 @@ def take_snapshot(
     """All that must survive of this worker."""
     is_evaluated = state.evaluated_step == state.step
     found = unit.state()
-    # Buffers may hold infinities for good reason, such as attention masks.
-    learned = {f"model.{name}" for name, _ in unit.model.named_parameters()}
+    # Buffers and frozen weights may hold infinities for good reason, such as attention masks.
+    learned = {f"model.{name}" for name, parameter in unit.model.named_parameters() if parameter.requires_grad}
     own: dict[str, Any] = {
         "rng": capture_rng(process.device),
         "window_loss": state.window_loss,
