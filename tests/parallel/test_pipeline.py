@@ -83,6 +83,59 @@ class Parted(nn.Module):
         return self.leave(x)
 
 
+class Centred(nn.Module):
+    """With a running mean that training reads, by a new tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("centre", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        if self.training:
+            self.centre = self.centre * 0.5 + x.detach().mean(0) * 0.5
+        return x * (1 + self.centre)
+
+
+class Experts(nn.Module):
+    """A sample goes through one of several layers; one that no sample goes through is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x[:, 0] > 0).long() * 2 + (x[:, 1] > 0).long()
+        found = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows = (chosen == number).nonzero().squeeze(1)
+            found = found.index_add(0, rows, self.experts[number](x[rows]))
+        return x + found
+
+
+def experts() -> nn.Module:
+    shared = Experts()
+    return nn.Sequential(shared, Experts(), Experts(), shared, nn.Linear(6, 3))
+
+
+class Trimmed(nn.Module):
+    """Cuts off what is padding in all samples."""
+
+    shoal_stages = ("enter", "leave")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+
+    def enter(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embed(tokens[:, : int((tokens != 0).sum(1).max())])
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1)
+
+
 def mean_loss(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -143,6 +196,9 @@ CASES = {
     "sums": Case(layers, Objective(sum_and_count, measure)),
     "count": Case(layers, Objective(sum_and_count, measure, count_rows)),
     "parted": Case(Parted, Objective(loss_of_parts, measure_parts)),
+    "experts": Case(experts, Objective(mean_loss, measure)),
+    "trimmed": Case(Trimmed, Objective(mean_loss, measure)),
+    "centred": Case(lambda: nn.Sequential(*[Centred() for _ in range(4)]), Objective(mean_loss, measure)),
     "norms": Case(norms, Objective(mean_loss, measure)),
     "tied": Case(lambda: Gpt(17, 8, **GPT), Objective(token_loss, measure_tokens), (8,), 17),
     "untied": Case(lambda: Gpt(17, 8, **GPT, tie_weights=False), Objective(token_loss, measure_tokens), (8,), 17),
@@ -314,6 +370,12 @@ CASES["eight"] = Case(
 )
 
 
+def test_pipelines_may_use_other_parts_of_a_model(ranks: MakeRanks) -> None:
+    """With weight decay and momentum, which must leave alone what nobody used."""
+    setup = Setup("experts", TWO_PIPELINES, size=4, global_batch=2, micro_batch=1, steps=8)
+    assert_same_training(ranks(4)(train, setup), alone(setup))
+
+
 def holds(process: Process, setup: Setup) -> dict[str, Any]:
     unit = setup.unit(process)
     run(process, unit, setup)
@@ -348,10 +410,10 @@ def differences(process: Process, setup: Setup, other: Setup) -> Numbers:
     return {name: (tensor - two[name]).abs().max() for name, tensor in one.items() if tensor.numel()}
 
 
-@pytest.mark.parametrize("case", ["dropout", "norms", "sums"])
+@pytest.mark.parametrize("case", ["dropout", "norms", "centred", "sums"])
 def test_training_twice_gives_the_same_bits_and_evaluating_in_between_changes_none(ranks: MakeRanks, case: str) -> None:
     for parallel in (ONE_EACH, TWO_LOOPED):
-        setup = Setup(case, parallel, size=29)
+        setup = Setup(case, parallel, size=29, micro_batch=3)
         often = dataclasses.replace(setup, evaluate_every=1)
         for worker in ranks(4)(differences, setup, often):
             assert all(float(value) == 0.0 for value in worker.values())
@@ -371,6 +433,11 @@ def test_lower_precision_trains_about_the_same(ranks: MakeRanks, precision: str)
     assert_same_training(found, expected, 5e-3)
     assert [worker.report for worker in found] == [found[0].report] * 4
     assert ("loss_scale" in found[0].report) == (precision == "fp16")
+
+
+def test_loss_scaling_begins_also_where_a_pipeline_has_no_sample(ranks: MakeRanks) -> None:
+    setup = Setup("mean", TWO_PIPELINES, precision="fp16", size=1, steps=2)
+    assert_same_training(ranks(4)(train, setup), alone(setup), 5e-3)
 
 
 def overflow(process: Process) -> list[float]:
@@ -409,8 +476,8 @@ def statistics(process: Process, setup: Setup) -> dict[str, Any]:
 
 
 def test_batch_norm_works_on_micro_batches_and_the_first_pipelines_statistics_count(ranks: MakeRanks) -> None:
-    """Of the short step's micro-batches all have two samples, so none is padded."""
-    setup = Setup("norms", GPIPE, size=28)
+    """Also on the short step's, of three and of two samples."""
+    setup = Setup("norms", GPIPE, size=29, micro_batch=3)
     assert_same_training(ranks(4)(train, setup), alone(setup))
     found = ranks(4)(statistics, dataclasses.replace(setup, parallel=TWO_PIPELINES))
     names = {name for name, _ in norms().named_buffers()}
@@ -420,6 +487,12 @@ def test_batch_norm_works_on_micro_batches_and_the_first_pipelines_statistics_co
     for first, second in ((0, 1), (2, 3)):
         for name, buffer in found[first]["buffers"].items():
             assert torch.equal(buffer, found[second]["buffers"][name]), "as the evaluation has seen them"
+
+
+def test_micro_batches_that_fill_a_schedule_are_in_no_statistics(ranks: MakeRanks) -> None:
+    """Of five micro-batches, which are made six."""
+    setup = Setup("norms", LOOPED, size=20, global_batch=15, micro_batch=3)
+    assert_same_training(ranks(2)(train, setup), alone(setup))
 
 
 class Drawing:
@@ -579,6 +652,12 @@ def test_a_worker_reads_its_own_part_of_a_checkpoint(ranks: MakeRanks, tmp_path:
     assert len(read) == len(set(read)) == len(CASES["untied"].model().state_dict())
 
 
+def hooked() -> nn.Module:
+    model = layers()
+    model[0].weight.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[index]
+    return model
+
+
 def refused(process: Process, case: str) -> str:
     """What the user is told; every worker must be told, or the others would wait for it."""
     model: Callable[[], nn.Module] = layers
@@ -612,6 +691,8 @@ def refused(process: Process, case: str) -> str:
         model, at_once = lambda: layers().requires_grad_(False), True
     elif case == "plain":
         model, at_once = lambda: nn.Linear(6, 3), True
+    elif case == "hook":
+        model, at_once = hooked, True
     elif case == "few_blocks":
         model, at_once = lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)), True
     elif case == "uneven":
@@ -640,6 +721,7 @@ def refused(process: Process, case: str) -> str:
         ("nothing_after", "task.loss counted nothing to learn from in a whole step"),
         ("frozen", "model: has no parameter that trains"),
         ("plain", "parallel.strategy: pipeline needs a model that says how it is cut, and Linear does not"),
+        ("hook", "model: has a hook on the gradient of 0.weight, which a divided model does not keep"),
         ("few_blocks", "4 workers need 4 blocks or more, and the model has 3; nearest that works: 2"),
         ("uneven", "parallel.pipeline.stages: 3 does not divide the 4 workers into equal groups"),
     ],
@@ -651,6 +733,32 @@ def test_what_cannot_work_is_told_on_every_worker(ranks: MakeRanks, case: str, s
 def test_one_worker_is_no_pipeline() -> None:
     with pytest.raises(UserError, match=r"^parallel\.pipeline\.stages: a pipeline of one worker is none"):
         Setup("mean", ONE_EACH).unit(ALONE)
+
+
+def trim(process: Process) -> list[str]:
+    """What the first worker says, which then sends what the other one waits for."""
+    flow = Setup("trimmed", GPIPE).unit(process).flow
+    full, trimmed = (torch.ones(3, 5, dtype=torch.int64), torch.tensor([[1, 2, 0, 0, 0]] * 3))
+    told = []
+    flow.forward((full,))
+    for go in (lambda: flow.forward((trimmed,)), lambda: flow.train([(trimmed,)], lambda output: output.sum())):
+        if process.is_first:
+            with pytest.raises(UserError) as caught:
+                go()
+            flow.send(torch.zeros(3, 5, 4), 1)
+            told.append(str(caught.value))
+        else:
+            go()
+    if process.is_first:
+        flow.receive(((3, 5, 4), torch.float32), 1)  # the gradient
+    return told
+
+
+def test_a_shape_between_stages_that_depends_on_values_is_refused(ranks: MakeRanks) -> None:
+    told, _ = ranks(2)(trim)
+    assert len(told) == 2
+    for message in told:
+        assert message.startswith("model: Linear gives (3, 2, 4) of torch.float32, and has given (3, 5, 4) of")
 
 
 def uneven_lengths(process: Process) -> str:

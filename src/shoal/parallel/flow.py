@@ -1,6 +1,7 @@
 """How micro-batches go through the stages of a pipeline: by one of torch's schedules, or forward alone."""
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from shoal.core.errors import UserError
 from shoal.core.rng import isolated_rng
 from shoal.parallel.stages import Stage
-from shoal.parallel.stand_in import Inputs
+from shoal.parallel.stand_in import Inputs, nothing_of
 
 Kind = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
@@ -69,8 +70,8 @@ class Flow:
         self.wire = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
         self.parts = [_Part(stage, autocast, device, self.wire) for stage in self.own]
         self._kinds: dict[tuple[Kind, ...], dict[int, Kind]] = {}
-        self._made: tuple[Any, Any] = (None, None)
-        """What the present schedule is for, and itself. Its buffers are large, so there is never another one."""
+        self._made: dict[Any, Any] = {}
+        """Schedules of the last step, by what they are for. Their buffers are large, so there are never others."""
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
         # The group's first exchange must be one of all its members.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
@@ -88,29 +89,40 @@ class Flow:
     def train(self, inputs: list[Inputs], loss_of: Callable[[Any], torch.Tensor]) -> None:
         """Forward and backward passes of all micro-batches, whose gradients add up.
 
+        Those of one shape go through the schedule together; a shorter one after them goes through one of its own, for
+        rows that only fill it up would be in batch statistics.
+
         Args:
-            inputs: Of the model, for each micro-batch; all of the same shapes. Anywhere but on the first worker, their
-                shapes alone matter.
+            inputs: Of the model, for each micro-batch. Anywhere but on the first worker, their shapes alone matter.
             loss_of: Called on the last worker with the model's output for one micro-batch after the other.
         """
         self.settle()
-        count = self._rounded(len(inputs))
-        inputs = inputs + inputs[:1] * (count - len(inputs))
-        # In one, as torch's schedules take them: they divide them again.
-        whole = [torch.cat(each) for each in zip(*inputs, strict=True)] if self.is_first else []
-        wanted = (count, _kinds(inputs[0]))
-        if self._made[0] != wanted:
-            self._made = (None, None)
-            self._made = (wanted, self._build(count, inputs[0], [each.tensor_split(count)[0] for each in whole]))
+        alike = [list(group) for _, group in itertools.groupby(inputs, _kinds)]
+        wanted = [(len(group), _kinds(group[0])) for group in alike]
+        self._made = {key: made for key, made in self._made.items() if key in wanted}
         self.parts[-1].loss_of = loss_of
         try:
-            self._made[1].step(*whole, target=torch.arange(count) if self.is_last else None, return_outputs=False)
+            for key, group in zip(wanted, alike, strict=True):
+                self._train_alike(key, group)
         except RuntimeError as error:
             if error.__cause__ is not None and "failed to run forward" in str(error):
                 raise error.__cause__  # noqa: B904 - torch's words around it say nothing more
             raise
         finally:
             self.parts[-1].loss_of = None
+
+    def _train_alike(self, key: Any, inputs: list[Inputs]) -> None:
+        """Micro-batches of one shape, by the schedule that is, or will be, kept by `key`."""
+        count = self._rounded(len(inputs))
+        filled = inputs + inputs[:1] * (count - len(inputs))
+        # In one, as torch's schedules take them: they divide them again.
+        whole = [torch.cat(each) for each in zip(*filled, strict=True)] if self.is_first else []
+        if key not in self._made:
+            self._made[key] = self._build(count, inputs[0], [each.tensor_split(count)[0] for each in whole])
+        kinds = self._find_kinds(inputs[0])
+        for part in self.parts:
+            part.begin(len(inputs), kinds.get(part.stage.number + 1))
+        self._made[key].step(*whole, target=torch.arange(count) if self.is_last else None, return_outputs=False)
 
     def forward(self, inputs: Inputs) -> Any:
         """The model's output on the last worker, None elsewhere. The next call may follow at once: nobody waits for
@@ -124,6 +136,7 @@ class Flow:
                 output = stage(*given)
             if stage.is_last:
                 return output
+            _check_kind(stage, output, kinds[stage.number + 1])
             self._send_on(output, stage.number)
         return None
 
@@ -133,7 +146,7 @@ class Flow:
             self._sent.popleft()[0].wait()
 
     def _rounded(self, count: int) -> int:
-        """As many micro-batches as the schedule can take."""
+        """As many micro-batches as the schedule can take; those that fill it up are not computed."""
         if self.schedule == "interleaved":
             while count % max(1, count // self.num_workers):
                 count += 1
@@ -243,18 +256,48 @@ class _Part(nn.Module):
         self.device = device
         self.wire = wire
         self.loss_of: Callable[[Any], torch.Tensor] | None = None
+        self.kind: Kind | None = None
+        self.left = 0
+
+    def begin(self, count: int, kind: Kind | None) -> None:
+        """Of the micro-batches to come, the first `count` are computed; what goes on to another stage is of `kind`."""
+        self.left, self.kind = count, kind
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left < 0:
+            return self._filler(inputs)
         with self.autocast:
             output: torch.Tensor = self.stage(*(tensor.to(self.device) for tensor in inputs))
-        if not self.stage.is_last:
+        if self.kind is not None:
+            _check_kind(self.stage, output, self.kind)
             return output.to(self.wire)
         assert self.loss_of is not None
         return self.loss_of(output).float()
 
+    def _filler(self, inputs: Inputs) -> torch.Tensor:
+        """Zeros instead of an output or a loss. No layer runs: it might gather statistics, or draw random numbers."""
+        nothing = nothing_of(inputs)
+        if self.kind is None:
+            return nothing
+        shape, dtype = self.kind
+        return torch.zeros(shape, dtype=dtype, device=self.wire) + nothing.to(self.wire, dtype)
+
 
 def _kinds(inputs: Inputs) -> tuple[Kind, ...]:
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
+
+
+def _check_kind(stage: Stage, output: torch.Tensor, kind: Kind) -> None:
+    """Raise `UserError` unless a stage's output is what the next one waits for, who would wait on for the rest."""
+    (shape, dtype), (known, known_dtype) = _kinds((output,))[0], kind
+    if (shape, dtype) != kind:
+        raise UserError(
+            f"model: {type(stage.blocks[-1]).__name__} gives {shape} of {dtype}, and has given {known} of "
+            f"{known_dtype} for inputs of the same shapes; in a pipeline, what goes from block to block must not "
+            "depend on values, nor on whether the model trains, so leave padding where it is; nearest that works: "
+            "parallel.strategy fsdp"
+        )
 
 
 def _on_meta(kind: Kind) -> torch.Tensor:

@@ -49,9 +49,10 @@ def average_gradients(
     for gradient, total in zip(kept, sent, strict=True):
         if gradient is not total:
             gradient.copy_(total)
-    for number, own in enumerate(gradients):
-        if own is None and holders[number] > 0:
-            _set_gradient(parameters[number], kept[number])
+    if any(own is None for own in gradients):
+        for number, count in enumerate(holders.tolist()):
+            if gradients[number] is None and count:
+                _set_gradient(parameters[number], kept[number])
 
 
 def _zeros(parameter: nn.Parameter) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Pipeline parallel: each worker holds some of the model's blocks, and micro-batches flow through all of them."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from shoal.core.rng import derive_seed, isolated_rng
 from shoal.core.weights import named_weights
 from shoal.parallel.clip import clip_gradients
 from shoal.parallel.flow import Flow
+from shoal.parallel.gradients import average_gradients
+from shoal.parallel.hooks import refuse_gradient_hooks
 from shoal.parallel.mesh import COPIES, STAGES, build_mesh
 from shoal.parallel.optimizer import optimizer_tensors
 from shoal.parallel.replica import Replica
@@ -25,8 +28,15 @@ from shoal.parallel.stage_loss import StepLosses
 from shoal.parallel.stage_tensors import place
 from shoal.parallel.stages import check_blocks, cut, holders, row_of
 from shoal.parallel.stand_in import Inputs, answer, ask_for_inputs
-from shoal.parallel.sums import SharedWeights, sum_in_buckets
 from shoal.parallel.unit import StepLoss, StepSettings, UnitState
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Weights that several workers hold, and who they are."""
+
+    group: Any
+    parameters: list[nn.Parameter]
 
 
 class PipelineUnit(Replica):
@@ -47,6 +57,7 @@ class PipelineUnit(Replica):
         section: ParallelSection,
         initial: Iterable[tuple[str, torch.Tensor]] | None = None,
     ) -> None:
+        refuse_gradient_hooks(model)
         row, schedule = row_of(model), section.pipeline.schedule
         per_worker = section.pipeline.stages_per_worker if schedule == "interleaved" else 1
         size = section.pipeline.stages or process.world_size
@@ -64,12 +75,12 @@ class PipelineUnit(Replica):
                 for block in stage.blocks:
                     block.compile()
         self.data_rank, self.data_size = mesh.data_rank, mesh.degrees.data
-        self.buffers = [buffer for buffer in self.buffers if not buffer.is_meta]
         copies, pipeline = mesh.part(COPIES), mesh.part(STAGES)
         assert copies is not None and pipeline is not None
         self.copies_mesh = copies
         self.shared = self._shared_groups()
         self._begin_alike()
+        self.summed = self.shared + self._alone()
         self.bucket_bytes = int(section.bucket_mb * 2**20)
         self.flow = Flow(
             model,
@@ -83,7 +94,7 @@ class PipelineUnit(Replica):
         self.knows_kind = False
         """Whether all workers know what kind of loss the task returns, and that nothing is wrong with it."""
 
-    def _shared_groups(self) -> list[SharedWeights]:
+    def _shared_groups(self) -> list[_Shared]:
         """Who sums the gradients of weights that several stages have. Every worker must call this."""
         trained = {self.names[parameter]: parameter for parameter in self.parameters}
         found = []
@@ -91,8 +102,14 @@ class PipelineUnit(Replica):
             group = dist.new_group([worker * self.copies + copy for worker in members for copy in range(self.copies)])
             names = sorted(name for name, workers in self.holders.items() if workers == members and name in trained)
             if self.worker in members and names:
-                found.append(SharedWeights(group, [trained[name] for name in names]))
+                found.append(_Shared(group, [trained[name] for name in names]))
         return found
+
+    def _alone(self) -> list[_Shared]:
+        """The weights of one stage, where there are several pipelines."""
+        several = {id(parameter) for shared in self.shared for parameter in shared.parameters}
+        alone = [parameter for parameter in self.parameters if id(parameter) not in several]
+        return [_Shared(self.copies_mesh.get_group(), alone)] if self.copies > 1 and alone else []
 
     def _begin_alike(self) -> None:
         """Those who hold the same weights take the first one's, should a constructor draw numbers of its own."""
@@ -106,9 +123,12 @@ class PipelineUnit(Replica):
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker those of its weights."""
-        self.buffers_differ = bool(self.buffers)
-        # One without samples is computed only where there is no other: a pipeline needs none to keep in step.
-        micros = [micro for micro in step.microbatches if micro.num_samples] or step.microbatches[:1]
+        with self.buffers_alike():
+            return self._forward_backward(step)
+
+    def _forward_backward(self, step: StepBatch) -> StepLoss:
+        # Those without samples are left out: a pipeline needs none to keep in step, not even a single one.
+        micros = [micro for micro in step.microbatches if micro.num_samples]
         counted = self.count(step) if self.objective.count is not None and self.flow.is_last else 0
         total, seed = self._agree(counted)
         expected = step.num_samples if self.objective.count is None else total
@@ -120,7 +140,7 @@ class PipelineUnit(Replica):
         with self.autocast:
             inputs = [self._inputs(batch, derive_seed(seed, number)) for number, batch in enumerate(batches)]
         losses = StepLosses(self, micros, batches, inputs, expected, seed)
-        self.flow.train(losses.padded_inputs(), losses.share)
+        self.flow.train(losses.alike_inputs(), losses.share)
         self._check(losses, counted)
         self._rescale(step, losses.total)
         self._sum_gradients()
@@ -173,17 +193,14 @@ class PipelineUnit(Replica):
 
     def _sum_gradients(self) -> None:
         """Over the stages that share a weight, and over the pipelines."""
-        several = {id(parameter) for shared in self.shared for parameter in shared.parameters}
-        for shared in self.shared:
-            sum_in_buckets(shared.gradients(self.device), shared.group, self.bucket_bytes)
-        if self.copies > 1:
-            alone = [p.grad for p in self.parameters if p.grad is not None and id(p) not in several]
-            sum_in_buckets(alone, self.copies_mesh.get_group(), self.bucket_bytes)
+        for shared in self.summed:
+            is_sum = [True] * len(shared.parameters)
+            average_gradients(shared.parameters, is_sum, shared.group, self.bucket_bytes, self.device)
 
     def optimizer_step(self, lr: float) -> None:
         """Clip, update the weights, and clear the gradients."""
-        if self.scaler is not None and not self.flow.is_last:
-            self.scaler.scale(torch.zeros((), device=self.device))  # which has not seen a loss, and must have begun
+        if self.scaler is not None:  # which must have begun, and may not have seen a loss here
+            self.scaler.scale(torch.zeros((), device=self.device))
         super().optimizer_step(lr)
 
     def clip(self, max_norm: float) -> torch.Tensor:
@@ -194,9 +211,8 @@ class PipelineUnit(Replica):
 
     def evaluate(self, batch: MicroBatch) -> Measured:
         """The task's metrics on one batch, with the statistics of the first pipeline, on each one's last worker."""
-        if self.buffers_differ and self.copies > 1:
-            for buffer in self.buffers:
-                dist.broadcast(buffer, group=self.copies_mesh.get_group(), group_src=0)
+        if self.buffers_differ:
+            self.share_buffers()
             self.buffers_differ = False
         if not batch.num_samples:
             return {}
@@ -212,6 +228,13 @@ class PipelineUnit(Replica):
                 return {}
             measured: Measured = answer(measure, self.model, "task.metrics", output, again=True)
             return measured
+
+    def share_buffers(self, names: Collection[str] | None = None) -> None:
+        """Those of the first pipeline become everybody's: all, or some."""
+        if self.copies > 1:
+            for name, buffer in self.model.named_buffers():
+                if name in self.own and buffer.numel() and (names is None or name in names):
+                    dist.broadcast(buffer, group=self.copies_mesh.get_group(), group_src=0)
 
     def state(self) -> UnitState:
         """What is on this worker, as all strategies name it; of weights that several stages have, the first's alone."""

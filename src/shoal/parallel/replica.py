@@ -60,7 +60,6 @@ class Replica:
         self.autocast = autocast(settings.precision, self.device)
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.buffers = [buffer for buffer in self.model.buffers() if buffer.numel()]
         self.buffers_differ = False
         """Whether each worker has statistics of its own, since the last step."""
         self.learned_buffers: list[str] | None = None
@@ -87,15 +86,8 @@ class Replica:
         before_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, where the workers' gradients are averaged."""
-        if self.learned_buffers:  # every step begins with what would be saved
-            self.share_buffers(self.learned_buffers)
-        versions = self._buffer_versions() if self.learned_buffers is None else {}
-        loss = self._accumulate_over_workers(step, loss_of, before_last)
-        self.buffers_differ = True
-        if self.learned_buffers is None:
-            changed = [name for name, version in self._buffer_versions().items() if versions.get(name) != version]
-            self.learned_buffers = sorted(set().union(*self.group.gather(changed)))
-        return loss
+        with self.buffers_alike():
+            return self._accumulate_over_workers(step, loss_of, before_last)
 
     def _accumulate_over_workers(
         self,
@@ -231,10 +223,23 @@ class Replica:
             found = self.model.named_buffers()
             share_tensors([buffer for name, buffer in found if buffer.numel() and (names is None or name in names)])
 
-    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
-        """What is other once a buffer has been replaced, or written to; DDP shares those that it knows itself."""
-        found = self.model.named_buffers()
-        return {name: (id(buffer), buffer._version if self.is_divided else 0) for name, buffer in found}
+    @contextlib.contextmanager
+    def buffers_alike(self) -> Iterator[None]:
+        """Around a step: it begins with the statistics that would be saved, and leaves each worker with its own."""
+        if self.learned_buffers:
+            self.share_buffers(self.learned_buffers)
+        before = [(name, buffer, buffer._version) for name, buffer in self.model.named_buffers()]
+        yield
+        self.buffers_differ = True
+        if self.learned_buffers is None:
+            now = dict(self.model.named_buffers())
+            # Written to, or replaced. DDP itself shares those that it knows.
+            changed = [
+                name
+                for name, old, version in before
+                if now.get(name) is not old or (self.is_divided and old._version != version)
+            ]
+            self.learned_buffers = sorted(set().union(*self.group.gather(changed)))
 
     def report(self) -> dict[str, float]:
         """Gradient norm where it is clipped, loss scale where there is one."""

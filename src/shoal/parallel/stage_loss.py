@@ -10,7 +10,7 @@ from shoal.core.errors import UserError
 from shoal.core.objective import Count, check_loss
 from shoal.core.rng import derive_seed, isolated_rng
 from shoal.parallel.replica import Replica
-from shoal.parallel.stand_in import Inputs, answer, first_rows, nothing_of, padded
+from shoal.parallel.stand_in import Inputs, answer, nothing_of
 
 
 class StepLosses:
@@ -21,13 +21,13 @@ class StepLosses:
         unit: Replica,
         micros: Sequence[MicroBatch],
         batches: Sequence[Any],
-        inputs: Sequence[Inputs],
+        inputs: list[Inputs],
         expected: int,
         seed: int,
     ) -> None:
         """Args:
         unit: Whose model it is.
-        micros: The micro-batches.
+        micros: The micro-batches, all with samples.
         batches: Their data, on the device of a worker that computes with it.
         inputs: What the task calls the model with, for each.
         expected: Items of the whole step, over all pipelines.
@@ -37,7 +37,6 @@ class StepLosses:
         self.micros = micros
         self.batches = batches
         self.inputs = inputs
-        self.num_rows = max(each[0].shape[0] for each in inputs)
         self.expected = expected
         self.seed = seed
         self.terms: list[tuple[torch.Tensor, int]] = []
@@ -46,8 +45,8 @@ class StepLosses:
         """What is wrong with the task; the step goes on, because the other workers do."""
         self._number = 0
 
-    def padded_inputs(self) -> list[Inputs]:
-        """All of one shape, because the buffers that they are sent to are."""
+    def alike_inputs(self) -> list[Inputs]:
+        """Checked to be of samples of one shape: others would go through the pipeline one by one."""
         kinds = {tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in each) for each in self.inputs}
         if len(kinds) > 1:
             shapes = " and ".join(str([shape for shape, _ in kind]) for kind in sorted(kinds, key=str)[:2])
@@ -55,16 +54,15 @@ class StepLosses:
                 f"data: the samples of one step have shapes {shapes} in different micro-batches; a pipeline needs them "
                 "of one shape, so pad them to the same length"
             )
-        return [tuple(padded(tensor, self.num_rows) for tensor in each) for each in self.inputs]
+        return self.inputs
 
     def share(self, output: Any) -> torch.Tensor:
-        """What of the next micro-batch goes into the gradient; those that only fill the schedule come last."""
+        """What of the next micro-batch goes into the gradient."""
         number = self._number
         self._number += 1
-        is_counted = number < len(self.micros) and self.micros[number].num_samples > 0
-        if is_counted and self.error is None:
+        if self.error is None:
             try:
-                return self._share(number, first_rows(output, len(self.inputs[number][0]), self.num_rows, "task.loss"))
+                return self._share(number, output)
             except UserError as error:
                 self.error = error
         return nothing_of(output)

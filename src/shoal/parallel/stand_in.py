@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from shoal.core.errors import UserError
 
@@ -93,34 +93,8 @@ def answer(call: Callable[[Any], Any], model: nn.Module, where: str, output: Any
     return call(_Answering(model, where, output, again))
 
 
-def padded(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """With so many rows: the first ones again where there are fewer."""
-    if tensor.shape[0] == num_rows:
-        return tensor
-    return tensor[torch.arange(num_rows, device=tensor.device) % tensor.shape[0]]
-
-
-def first_rows(output: Any, num_rows: int, num_padded: int, where: str) -> Any:
-    """A model's output without the rows that are there because its inputs were padded."""
-    if num_rows == num_padded:
-        return output
-
-    def cut(tensor: Any) -> Any:
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
-        if tensor.ndim == 0 or tensor.shape[0] != num_padded:
-            raise UserError(
-                f"{where}: the model makes a tensor of shape {tuple(tensor.shape)} out of {num_padded} samples, so a "
-                "pipeline cannot leave out those that fill a short batch; nearest that works: parallel.strategy fsdp"
-            )
-        return tensor[:num_rows]
-
-    return tree_map(cut, output)
-
-
 def nothing_of(output: Any) -> torch.Tensor:
     """Zero, as a loss that depends on a model's output: the backward pass runs, and adds nothing."""
-    terms = [
-        (leaf * 0.0).sum() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
-    return torch.stack([term.float() for term in terms]).sum()
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    terms = [(leaf * 0.0).sum().float() for leaf in leaves] or [torch.zeros((), requires_grad=True)]
+    return torch.stack(terms).sum()

@@ -5,27 +5,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
-
-class SharedWeights:
-    """Weights that several stages compute with, and all workers that hold them."""
-
-    def __init__(self, group: Any, parameters: list[nn.Parameter]) -> None:
-        self.group = group
-        self.parameters = parameters
-        self._used: list[nn.Parameter] | None = None
-
-    def gradients(self, device: torch.device) -> list[torch.Tensor]:
-        """Those to be summed; zeros for a weight that only others have used, none for one that nobody uses."""
-        if self._used is None:  # the same in every step
-            flags = torch.tensor([float(each.grad is not None) for each in self.parameters], device=device)
-            dist.all_reduce(flags, group=self.group)
-            self._used = [each for each, used in zip(self.parameters, flags.tolist(), strict=True) if used]
-        for parameter in self._used:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return [parameter.grad for parameter in self._used if parameter.grad is not None]
 
 
 def sum_in_buckets(tensors: Sequence[torch.Tensor], group: Any, bucket_bytes: int) -> None:

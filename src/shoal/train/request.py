@@ -37,4 +37,15 @@ class RunRequest:
 
     def hidden(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Facts of an event without what came from the environment: an address may hold a token."""
-        return {name: self.loaded.hide(value) if isinstance(value, str) else value for name, value in fields.items()}
+        return {name: _hidden(value, self.loaded.hide) for name, value in fields.items()}
+
+
+def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
+    """The value with every text in it, however deep, as `hide` leaves it."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, Mapping):
+        return {name: _hidden(item, hide) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(item, hide) for item in value]
+    return value

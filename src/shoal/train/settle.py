@@ -1,24 +1,27 @@
 """What a recipe leaves open until the workers have met: the strategy, and the micro-batch. Both are `auto` then."""
 
 import gc
-import os
+import hashlib
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import UserError
+from shoal.core.machine import machine_memory
 from shoal.core.process import Process
 from shoal.core.section import Section
 from shoal.core.spec import DataSpec
 from shoal.data.loader import train_batches
 from shoal.data.section import CharText, ImageFolder
 from shoal.observe.runs import read_events
-from shoal.parallel.degrees import find_degrees
 from shoal.parallel.section import ParallelSection
+from shoal.recipe.identity import fixed_fields
 from shoal.recipe.schema import Recipe
-from shoal.train.advise import divisors, num_moments
+from shoal.train.advise import USABLE, divisors, in_gib, num_moments
 from shoal.train.build import build
 from shoal.train.restore import on_first
 from shoal.train.shapes import known_shapes
@@ -27,6 +30,8 @@ SETTLED = "settled"
 """The event that keeps what was found, for those who go on with the run."""
 _OBVIOUS = 0.25
 """A model whose weights, gradients and optimizer state take no more of a worker's memory is not looked at further."""
+_UNTRIED = 0.8
+"""Of what is usable, what a micro-batch may take where it is not tried before it is taken."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +49,66 @@ def settle(recipe: Recipe, process: Process, run_dir: Path) -> Settled:
     auto_batch = recipe.train.micro_batch == "auto"
     if not auto_strategy and not auto_batch:
         return Settled(recipe)
+    facts = {"world_size": process.world_size, "device": _device_name(process), "asked": _asked(recipe)}
     recipe = recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update={"workers": process.world_size})})
-    if (kept := on_first(process.group, lambda: _remembered(run_dir, process))) is not None:
+    if (kept := on_first(process.group, lambda: _remembered(run_dir, facts))) is not None:
         return Settled(_with(recipe, kept["parallel"], kept["micro_batch"]))
-    facts: dict[str, Any] = {"world_size": process.world_size, "device": _device_name(process)}
-    words = []
+    memory, on_gpu = min(process.group.gather(worker_memory(recipe, process))), process.device.type == "cuda"
+    given, words = recipe.parallel.model_dump(mode="json"), []
     if auto_strategy:
-        parallel, why = on_first(process.group, lambda: _choose_strategy(recipe, process))
-        recipe = _with(recipe, parallel, recipe.train.micro_batch)
+        changes, size, why = on_first(process.group, lambda: _choose_strategy(recipe, memory, on_gpu))
+        recipe = _with(recipe, changes, size)
         if why is not None:
             words.append(f"strategy {recipe.parallel.strategy}: {why}")
     if auto_batch:
-        first = on_first(process.group, lambda: _foreseen_micro_batch(recipe, process))
-        size = _largest_that_fits(recipe, first, process)
-        recipe = _with(recipe, recipe.parallel.model_dump(mode="json"), size)
-        words.append(f"micro-batch {size}, the largest that fits")
+        size, why = on_first(process.group, lambda: _foreseen_micro_batch(recipe, memory, on_gpu))
+        if _can_try(recipe, on_gpu):
+            size = _largest_that_fits(recipe, size, memory, process)
+        recipe = _with(recipe, {}, size)
+        words.append(f"micro-batch {size}, {why}")
     if not words:  # ddp, as everybody expects, and nothing to remember
         return Settled(recipe)
-    facts |= {"parallel": recipe.parallel.model_dump(mode="json"), "micro_batch": recipe.train.micro_batch}
-    return Settled(recipe, [(SETTLED, facts | {"words": "; ".join(words)})])
+    changes = _difference(given, recipe.parallel.model_dump(mode="json"))
+    found = {"parallel": changes, "micro_batch": recipe.train.micro_batch, "words": "; ".join(words)}
+    return Settled(recipe, [(SETTLED, facts | found)])
 
 
-def _with(recipe: Recipe, parallel: dict[str, Any], micro_batch: Any) -> Recipe:
+def _with(recipe: Recipe, changes: dict[str, Any], micro_batch: Any) -> Recipe:
+    """The recipe with some fields of its parallel section changed, and with a micro-batch if it does not say one."""
+    tree = recipe.parallel.model_dump(mode="json")
+    for name, value in changes.items():
+        tree[name] = tree[name] | value if isinstance(value, dict) else value
+    if isinstance(recipe.train.micro_batch, int):
+        micro_batch = recipe.train.micro_batch
     train = recipe.train.model_copy(update={"micro_batch": micro_batch})
-    return recipe.model_copy(update={"parallel": ParallelSection.model_validate(parallel), "train": train})
+    return recipe.model_copy(update={"parallel": ParallelSection.model_validate(tree), "train": train})
 
 
-def _remembered(run_dir: Path, process: Process) -> dict[str, Any] | None:
-    """What was settled before for as many workers on such devices: a run that goes on computes what it would have."""
-    here = (process.world_size, _device_name(process))
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What of `after` is not as it was."""
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    return {
+        name: _difference(before[name], value) if isinstance(value, dict) else value for name, value in changed.items()
+    }
+
+
+def _asked(recipe: Recipe) -> str:
+    """Stands for all of a recipe that the result depends on. A hash, because values may be from the environment."""
+    train = recipe.train
+    parts = [
+        fixed_fields(recipe),
+        recipe.parallel.model_dump(mode="json"),
+        [train.micro_batch, train.precision, train.activation_checkpointing, train.compile],
+        [num_moments(recipe.optim), recipe.cluster.gpu_memory_fraction],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _remembered(run_dir: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
+    """What was settled before, where the same was asked for as many workers on such devices: a run that goes on
+    computes what it would have."""
     found = [event for event in read_events(run_dir) if event.get("event") == SETTLED]
-    return next((event for event in reversed(found) if (event["world_size"], event["device"]) == here), None)
+    return next((event for event in reversed(found) if facts.items() <= event.items()), None)
 
 
 def _device_name(process: Process) -> str:
@@ -86,21 +120,30 @@ def worker_memory(recipe: Recipe, process: Process) -> int:
     if process.device.type == "cuda":
         share = recipe.cluster.gpu_memory_fraction or 1.0
         return int(torch.cuda.get_device_properties(process.device).total_memory * share)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // process.local_world_size
+    return machine_memory() // process.local_world_size
 
 
-def _choose_strategy(recipe: Recipe, process: Process) -> tuple[dict[str, Any], str | None]:
-    """The parallel section with a strategy, and why; no reason where the choice is plain."""
-    plain = recipe.parallel.model_copy(update={"strategy": "ddp"}).model_dump(mode="json")
-    memory = worker_memory(recipe, process)
+def _choose_strategy(recipe: Recipe, memory: int, on_gpu: bool) -> tuple[dict[str, Any], Any, str | None]:
+    """What to change in the parallel section, the micro-batch, and why; no reason where the choice is plain."""
+    asked = recipe.train.micro_batch
     parameters = _count_parameters(recipe)
     held = 4 * parameters * (3 + num_moments(recipe.optim))  # weights, gradients, and buckets of them
     if held <= _OBVIOUS * memory:
-        return plain, None
+        return {"strategy": "ddp"}, asked, None
     from shoal.train.forecast import forecast
 
-    choice = forecast(_open_batch(recipe), memory, process.device.type == "cuda").choice
-    return choice.outcome.option.parallel.model_dump(mode="json"), choice.why
+    choice = forecast(_open_batch(recipe), memory, on_gpu).choice
+    outcome, why = choice.outcome, choice.why
+    if not outcome.fits:
+        why = "; ".join(filter(None, [why, choice.hint]))
+        if asked == "auto":
+            raise UserError(f"train.micro_batch: {why}")
+    changes = _difference(recipe.parallel.model_dump(mode="json"), outcome.option.parallel.model_dump(mode="json"))
+    if asked == "auto" or outcome.is_own_micro_batch:
+        return changes, asked, why
+    if asked is None:
+        return changes, outcome.micro_batch, f"{why}, with micro-batch {outcome.micro_batch}"
+    return changes, asked, f"{why}; that is with train.micro_batch={outcome.micro_batch}, and the recipe says {asked}"
 
 
 def _count_parameters(recipe: Recipe) -> int:
@@ -133,33 +176,68 @@ def _open_batch(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch": None})})
 
 
-def _foreseen_micro_batch(recipe: Recipe, process: Process) -> int:
+def _can_try(recipe: Recipe, on_gpu: bool) -> bool:
+    """Whether a micro-batch can be tried before it is taken.
+
+    Not with several workers: one that runs out of memory would leave the others waiting for it in the middle of a step,
+    and what they wait in could not be used for the run afterwards. Not on the CPU either: what is too much there ends
+    the process.
+    """
+    return on_gpu and recipe.cluster.workers == 1
+
+
+def _foreseen_micro_batch(recipe: Recipe, memory: int, on_gpu: bool) -> tuple[int, str]:
+    """The largest that should fit, and what to say of it."""
     from shoal.train.forecast import largest_micro_batch
 
-    memory, on_gpu = worker_memory(recipe, process), process.device.type == "cuda"
-    outcome = largest_micro_batch(_open_batch(recipe), memory, on_gpu)
+    can_try = _can_try(recipe, on_gpu)
+    is_blind = on_gpu and not can_try
+    outcome = largest_micro_batch(_open_batch(recipe), int(_UNTRIED * memory) if is_blind else memory, on_gpu)
     if outcome.problem is not None:
         raise UserError(outcome.problem)
-    return outcome.micro_batch
+    if is_blind and outcome.fits:
+        return outcome.micro_batch, "foreseen to fit with a fifth to spare; with several GPUs it is not tried"
+    if is_blind and largest_micro_batch(_open_batch(recipe), memory, on_gpu).fits:  # where this is the smallest
+        return outcome.micro_batch, "foreseen to fit with little to spare; with several GPUs it is not tried"
+    if outcome.fits or can_try:
+        return outcome.micro_batch, "the largest that fits"
+    raise _nothing_fits(recipe, memory, on_gpu)
 
 
-def _largest_that_fits(recipe: Recipe, first: int, process: Process) -> int:
-    """The foreseen micro-batch, or the next smaller one that a step can really be computed with.
+def _nothing_fits(recipe: Recipe, memory: int, on_gpu: bool) -> UserError:
+    """How much is needed, how much there is, and what would help."""
+    from shoal.train.forecast import forecast, largest_micro_batch
 
-    On the CPU the forecast has to do: what is too much there ends the process, and there is nothing to back off from.
-    """
-    if process.device.type != "cuda":
-        return first
-    strategy = recipe.parallel.strategy if recipe.parallel.strategy != "auto" else "single"
-    shares = find_degrees(recipe.parallel, strategy, process.world_size).data
-    share = -(-recipe.train.global_batch // shares)
-    for size in reversed([size for size in divisors(share) if size <= first] or [first]):
-        if all(process.group.gather(_fits(_with(recipe, recipe.parallel.model_dump(mode="json"), size), process))):
+    least = largest_micro_batch(_open_batch(recipe), 0, on_gpu)  # without any memory: the smallest that is possible
+    choice = forecast(_open_batch(recipe), memory, on_gpu).choice
+    better, hint = choice.outcome, choice.hint
+    own = recipe.parallel.model_dump(mode="json")
+    if own["strategy"] == "auto":  # with one worker
+        own["strategy"] = "single"
+    if better.fits and (changes := _difference(own, better.option.parallel.model_dump(mode="json"))):
+        overrides = " ".join(_as_overrides(changes, "parallel"))
+        hint = f"what would help: {overrides}, which needs {in_gib(better.memory.total)}"
+    needs = f"not even {least.micro_batch} at a time fits: `shoal plan` foresees {in_gib(least.memory.total)}"
+    there_is = f"a worker can use {in_gib(USABLE * memory)}"
+    hint = hint or "what would help: more workers, a smaller model or shorter samples"
+    return UserError(f"train.micro_batch: {needs}, and {there_is}; {hint}")
+
+
+def _as_overrides(changes: dict[str, Any], prefix: str) -> Iterator[str]:
+    """`parallel.strategy=fsdp`, as on the command line."""
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            yield from _as_overrides(value, f"{prefix}.{name}")
+        else:
+            yield f"{prefix}.{name}={json.dumps(value) if not isinstance(value, str) else value}"
+
+
+def _largest_that_fits(recipe: Recipe, first: int, memory: int, process: Process) -> int:
+    """The foreseen micro-batch, or the next smaller one that a step can really be computed with."""
+    for size in reversed([size for size in divisors(recipe.train.global_batch) if size <= first]):
+        if _fits(_with(recipe, {}, size), process):
             return size
-    raise RunError(
-        "train.micro_batch: not even one sample at a time fits into this GPU's memory; see what `shoal plan` says, "
-        "train.activation_checkpointing=true, or more workers with parallel.strategy=fsdp"
-    )
+    raise _nothing_fits(recipe, memory, on_gpu=True)
 
 
 def _fits(recipe: Recipe, process: Process) -> bool:
