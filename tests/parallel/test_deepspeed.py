@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from shoal.core.parts import FlatPart
 from shoal.core.process import Process
 from shoal.parallel.build import build_unit
 from shoal.parallel.deepspeed import next_scale
-from shoal.parallel.deepspeed_engine import check_device, check_nvme
+from shoal.parallel.deepspeed_engine import check_device, check_nvme, choose_nvme_folder, remove_left_behind
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.parallel.unit import StepSettings, UnitState
@@ -276,6 +276,152 @@ def test_bf16_keeps_full_precision_of_weights_that_train_and_of_frozen_ones(rank
     assert measured[0] == measured[1], "the weights that are computed with are taken over too"
 
 
+class Files(Mapping[str, torch.Tensor]):
+    """Weights that are read one by one, when they are asked for; some cannot be."""
+
+    def __init__(self, given: dict[str, torch.Tensor], broken: str = "") -> None:
+        self.given = given
+        self.broken = broken
+        self.asked: list[str] = []
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == self.broken:
+            raise OSError("the disk is gone")
+        self.asked.append(name)
+        return self.given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+
+def partly_frozen_unit(process: Process, parallel: ParallelSection, precision: str = "fp32") -> Any:
+    torch.manual_seed(0)
+    settings = StepSettings(optim=ADAMW, precision=precision)
+    return build_unit(parallel, PartlyFrozen(), Objective(mean_loss, measure), settings, process)
+
+
+def other_weights(*names: str) -> Files:
+    torch.manual_seed(1)
+    model = PartlyFrozen()
+    model.seen.fill_(3.0)
+    return Files({name: tensor for name, tensor in model.state_dict().items() if name in names})
+
+
+TAKEN = ("frozen.weight", "used.weight", "seen")
+
+
+def take_and_train(process: Process, parallel: ParallelSection, precision: str = "fp32") -> tuple[Any, ...]:
+    """What was asked for, and weights and a loss when it is taken and after two steps, of 16 samples in all."""
+    unit, weights = partly_frozen_unit(process, parallel, precision), other_weights(*TAKEN)
+    unit.take_weights(weights)
+    samples = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+    taken = {name: tensor.clone() for name, tensor in unit.full_weights()}
+    losses = [float(unit.evaluate(MicroBatch(samples, 16))["loss"][0])]
+    share = 16 // process.world_size
+    own = tuple(tensor[process.rank * share : (process.rank + 1) * share] for tensor in samples)
+    for _ in range(2):
+        unit.forward_backward(StepBatch([MicroBatch(own, share)], 16))
+        unit.optimizer_step(0.01)
+    losses.append(float(unit.evaluate(MicroBatch(samples, 16))["loss"][0]))
+    return weights.asked, taken, dict(unit.full_weights()), losses
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_some_weights_are_taken_over_and_trained_on(ranks: MakeRanks, stage: str) -> None:
+    torch.manual_seed(0)
+    whole = {**PartlyFrozen().state_dict(), **other_weights(*TAKEN).given}
+    with torch_settings(threads=1):
+        _, _, after, losses = take_and_train(ALONE, ParallelSection())
+    parallel = ParallelSection(strategy="deepspeed", deepspeed=STAGES[stage])
+    workers = ranks(2)(take_and_train, parallel)
+    for asked, _, _, measured in workers:
+        assert sorted(asked) == sorted(TAKEN), "nothing is read twice"
+        assert measured == pytest.approx(losses, rel=1e-5)
+    _, taken, found, _ = workers[0]
+    assert all(torch.equal(taken[name], whole[name]) for name in whole)
+    assert all(float((found[name] - after[name]).abs().max()) < 1e-6 for name in whole)
+    low = ranks(2)(take_and_train, parallel, "bf16")[0]
+    assert all(torch.equal(low[1][name], whole[name]) for name in whole), "in full precision"
+    assert low[3] == pytest.approx(losses, rel=2e-2)
+
+
+def take_what_cannot_be_read(process: Process, stage: int, broken: str) -> str:
+    unit = partly_frozen_unit(process, ParallelSection(strategy="deepspeed", deepspeed={"stage": stage}))
+    weights = other_weights(*TAKEN)
+    weights.broken = broken if process.rank else ""
+    try:
+        unit.take_weights(weights)
+    except OSError as error:
+        return str(error)
+    return "taken"
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_worker_that_cannot_read_weights_says_so_and_nobody_waits(ranks: MakeRanks, stage: int) -> None:
+    for broken in TAKEN:
+        assert ranks(2)(take_what_cannot_be_read, stage, broken, timeout_s=30.0) == ["taken", "the disk is gone"]
+
+
+class Branches(nn.Module):
+    """A sample goes through one of two branches, which are of a size, as experts are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(6, 3)
+        self.right = nn.Linear(6, 3)
+        self.frozen = nn.Linear(6, 3).requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([(self.left if sample[0] < 0 else self.right)(sample)[None] for sample in inputs])
+
+
+def go_through_branches(process: Process, section: dict[str, Any] | None, batches: list[list[str]]) -> Any:
+    """One step; in `batches` is for each worker which way its micro-batches go: l, r or both; 0 only stands in."""
+    parallel = ParallelSection() if section is None else ParallelSection(strategy="deepspeed", deepspeed=section)
+    torch.manual_seed(0)
+    model = Branches()
+    unit = build_unit(parallel, model, Objective(mean_loss, measure), StepSettings(optim=ADAMW), process)
+    own = batches[process.rank] if process.world_size > 1 else list(itertools.chain(*batches))
+    micro_batches = []
+    for ways in own:
+        inputs = torch.linspace(0.1, 1.0, 12).view(2, 6).clone()
+        inputs[:, 0] = torch.tensor([-1.0 if "l" in ways else 1.0, 1.0 if "r" in ways else -1.0])
+        micro_batches.append(MicroBatch((inputs, torch.tensor([0, 1])), 0 if "0" in ways else 2))
+    unit.forward_backward(StepBatch(micro_batches, 2 * sum("0" not in ways for ways in itertools.chain(*batches))))
+    unit.optimizer_step(0.1)
+    return {name: tensor.clone() for name, tensor in unit.full_weights()}
+
+
+OFFLOAD_IS_SLOW = [pytest.param(s, marks=pytest.mark.slow if "offload" in s else ()) for s in STAGES]
+
+
+@pytest.mark.parametrize("stage", OFFLOAD_IS_SLOW)
+def test_a_weight_without_a_gradient_on_one_worker_is_refused_by_all(ranks: MakeRanks, stage: str) -> None:
+    cases: list[tuple[list[list[str]], int]] = [([["l"], ["l"]], 0)]  # nobody uses it
+    if not stage.startswith("3"):  # which gathers a weight when it is used, and waits for those that use another one
+        cases += [([["lr"], ["l"]], 1), ([["l"], ["r"]], 0)]  # gradients are as many, and of different weights
+    for batches, worker in cases:
+        messages = ranks(2)(refused, go_through_branches, STAGES[stage], batches)
+        assert f"right.weight has none on worker {worker}; freeze it (requires_grad_(False))" in messages[0]
+        assert messages[1] == messages[0]
+
+
+@pytest.mark.parametrize("stage", OFFLOAD_IS_SLOW)
+def test_gradients_in_every_micro_batch_will_do_and_in_stage_1_one_a_step(ranks: MakeRanks, stage: str) -> None:
+    apart = [["l", "r"], ["r", "l"]]
+    for batches in ([["lr", "lr"], ["lr", "lr0"]], *([apart] if stage == "1" else [])):
+        with torch_settings(threads=1):
+            expected = go_through_branches(ALONE, None, batches)
+        found = ranks(2)(go_through_branches, STAGES[stage], batches)[0]
+        assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+    if stage != "1":  # DeepSpeed would lose some, or add others to them
+        alike = [["l", "r"], ["l", "r"]]
+        assert "in every micro-batch" in ranks(2)(refused, go_through_branches, STAGES[stage], alike)[1]
+
+
 def infinite(model: nn.Module, batch: Any) -> torch.Tensor:
     return mean_loss(model, batch) * torch.tensor(float("inf"))
 
@@ -473,6 +619,27 @@ def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_shoal_never_loads_deepspeed_by_itself() -> None:
     code = "import sys, shoal.parallel.deepspeed, shoal.train.worker; assert 'deepspeed' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_killed_workers_have_left_on_nvme_goes_when_the_next_one_starts(tmp_path: Path) -> None:
+    names = ["shoal-a-b-7-1-ab-0", "shoal-a-b-7-2-cd-1", "shoal-a-7-1-ab-0", "shoal-c-7-1-ab-0", "shoal-a-b-7-x-ab-0"]
+    for name in names:
+        (tmp_path / name / "zero_stage_3").mkdir(parents=True)
+    remove_left_behind(tmp_path, "shoal-a-b-7", lambda pid: pid == 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:]), "neither living ones nor others'"
+    remove_left_behind(tmp_path / "missing", "shoal-a-b-7")
+
+
+def test_every_worker_has_a_folder_on_nvme_that_tells_whose_it_is(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    own, again = choose_nvme_folder(tmp_path, 3), choose_nvme_folder(tmp_path, 3)
+    assert own != again and own.name.endswith("-3") and not own.exists()
+    own.mkdir()
+    left = tmp_path / own.name.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
+    left.mkdir()
+    choose_nvme_folder(tmp_path, 3)
+    assert own.exists() and not left.exists()
 
 
 def wide(seed: int) -> nn.Module:

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import shutil
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -20,8 +19,15 @@ from shoal.core.parts import FlatPart, Held, read_flat, shape_of
 from shoal.core.process import Process
 from shoal.core.weights import named_weights
 from shoal.parallel.deepspeed_config import Decided, build_config
-from shoal.parallel.deepspeed_engine import build_engine, check_device, check_nvme, take_weights_of_first
-from shoal.parallel.deepspeed_parts import Parts, Tensors, whole_weight
+from shoal.parallel.deepspeed_engine import (
+    build_engine,
+    check_device,
+    check_nvme,
+    choose_nvme_folder,
+    take_weights_of_first,
+)
+from shoal.parallel.deepspeed_gradients import GradientWatch
+from shoal.parallel.deepspeed_parts import Parts, Tensors, read_once, whole_weight
 from shoal.parallel.replica import Replica
 from shoal.parallel.section import ParallelSection
 from shoal.parallel.unit import StepLoss, StepSettings, UnitState
@@ -64,10 +70,12 @@ class DeepSpeedUnit(Replica):
         self.engine, self.surroundings = build_engine(self.root, self.optimizer, config, precision, process)
         self.zero = self.engine.optimizer
         self.parts = Parts(self.zero, self.names)
+        trained = {parameter: self.names[parameter] for parameter in self.parameters}
+        trained = {parameter: name for parameter, name in trained.items() if math.prod(self.shapes[name])}
+        self.watch = GradientWatch(self.engine, trained, process.group)
         if precision is not None:  # DeepSpeed's weights in full precision are rounded ones so far
             with self.surroundings.working():
                 self.parts.load_weights(weights, "")
-        self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
         self.compute_precision, self.autocast = self.autocast, contextlib.nullcontext()
         self.scale = None if self.scaler is None else self.scaler.state_dict()
         """The loss scale as GradScaler keeps it, for fp16."""
@@ -156,12 +164,25 @@ class DeepSpeedUnit(Replica):
         weights = named_weights(self.model)
         self._check_names(tensors, weights)
         with self.surroundings.working():
-            self._load_frozen(tensors)
+            self._load_frozen(tensors, "model.")
             self.parts.load(tensors, "model.", "optim.")
         for name in weights.keys() - self.shapes.keys():
             weights[name].copy_(tensors[f"model.{name}"])
         if self.scale is not None and state.values.get("scaler"):
             self.scale = dict(state.values["scaler"])
+
+    def take_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take over some weights; the others stay. A worker that cannot read them does not keep others waiting."""
+        own = named_weights(self.model)
+        unknown = sorted(set(weights) - own.keys())
+        assert not unknown, unknown
+        with self.surroundings.working():
+            try:
+                self._load_frozen(weights, "")
+            finally:
+                self.parts.load_weights(weights, "")
+        for name in own.keys() & set(weights) - self.shapes.keys():
+            own[name].copy_(weights[name])
 
     def _check_names(self, tensors: Tensors, weights: Mapping[str, torch.Tensor]) -> None:
         given = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
@@ -175,18 +196,23 @@ class DeepSpeedUnit(Replica):
                 raise UserError(f"model: {name} is {shapes}; use the checkpoint's own recipe")
 
     @torch.no_grad()
-    def _load_frozen(self, tensors: Tensors) -> None:
+    def _load_frozen(self, tensors: Tensors, prefix: str) -> None:
+        """As far as they are given."""
+        given = set(tensors)
         for name, part in self.frozen.items():
-            part.flat.copy_(read_flat(tensors, f"model.{name}", part.start, part.flat.numel()))
+            if (key := prefix + name) not in given:
+                continue
+            whole = read_once(tensors, key)
+            part.flat.copy_(read_flat(whole, key, part.start, part.flat.numel()))
             parameter: Any = self.model.get_parameter(name)
             if hasattr(parameter, "ds_tensor"):
                 # DeepSpeed's own parts are as long on every worker; what of one is beyond the weight's end, it ignores.
                 held = parameter.ds_tensor
                 start = min(self.data_rank * held.ds_numel, parameter.ds_numel)
                 count = min(held.ds_numel, parameter.ds_numel - start)
-                held.data.narrow(0, 0, count).copy_(read_flat(tensors, f"model.{name}", start, count))
+                held.data.narrow(0, 0, count).copy_(read_flat(whole, key, start, count))
             else:
-                parameter.data.copy_(tensors[f"model.{name}"])
+                parameter.data.copy_(whole[key])
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight as a whole, in the order of their names."""
@@ -256,8 +282,7 @@ def _decide(model: nn.Module, settings: StepSettings, process: Process, section:
         assert chosen.nvme_dir is not None
         folder = Path(chosen.nvme_dir).expanduser().absolute()
         check_nvme(folder, process)
-        token = process.group.from_first(uuid.uuid4().hex[:12])
-        nvme_dir = str(folder / f"shoal-{token}-{process.rank}")
+        nvme_dir = str(choose_nvme_folder(folder, process.rank))
     sizes = [parameter.numel() for parameter in model.parameters()]
     return Decided(
         section=chosen,

@@ -1,12 +1,16 @@
 """DeepSpeed's engine inside of a process that is not DeepSpeed's own: what it leaves behind elsewhere is put back."""
 
 import contextlib
+import glob
 import logging
 import os
+import shutil
+import socket
 import sys
 import time
+import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +242,33 @@ def _nvme_problem(folder: Path, device: torch.device) -> str | None:
         except Exception as error:  # noqa: BLE001 - a compiler can fail in any way
             return f"{words} ({str(error).strip().splitlines()[0]}); {advice}"
     return None
+
+
+def choose_nvme_folder(root: Path, rank: int) -> Path:
+    """One for this worker alone, which is not made yet; what killed workers of this machine have left goes first."""
+    place = _place()
+    remove_left_behind(root, place)
+    return root / f"{place}-{os.getpid()}-{uuid.uuid4().hex[:12]}-{rank}"
+
+
+def _place() -> str:
+    """Where this process's number is its own: a machine, or a container that may share the machine's name and disk."""
+    return f"shoal-{socket.gethostname()}-{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def remove_left_behind(root: Path, place: str, is_alive: Callable[[int], bool] = _is_alive) -> None:
+    """Remove folders of `place` in `root` whose process is no more; a worker that is killed cannot do it itself."""
+    for folder in root.glob(f"{glob.escape(place)}-*-*-*"):
+        pid = folder.name.removeprefix(f"{place}-").split("-")[0]
+        if pid.isdecimal() and not is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)

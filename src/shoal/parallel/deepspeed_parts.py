@@ -41,7 +41,8 @@ class Stretch:
 
     def fill(self, flat: torch.Tensor, tensors: Tensors, name: str) -> None:
         """Copy it from a whole tensor into the group's flat one."""
-        flat.narrow(0, self.offset, self.count).copy_(read_flat(tensors, name, self.start, self.count))
+        whole = read_once(tensors, name)
+        flat.narrow(0, self.offset, self.count).copy_(read_flat(whole, name, self.start, self.count))
 
     def is_in(self, flat: torch.Tensor, tensors: Tensors, name: str) -> bool:
         """Whether `fill` has had its effect."""
@@ -115,7 +116,10 @@ class Parts:
         return FlatPart(part.flat.clone(), part.start, part.whole_shape) if self._is_on_nvme(group) else part
 
     def load_weights(self, tensors: Tensors, prefix: str) -> None:
-        """Take over weights, whole under `prefix` and their names, and compute with them from here on."""
+        """Take over weights, whole under `prefix` and their names, and compute with them from here on.
+
+        Those that are not given stay. Every worker must call this; where one cannot read its part, only that raises.
+        """
         self._fill(tensors, prefix, None)
 
     def load(self, tensors: Tensors, prefix: str, moments: str) -> None:
@@ -123,22 +127,26 @@ class Parts:
         self._fill(tensors, prefix, moments)
 
     def _fill(self, tensors: Tensors, prefix: str, moments: str | None) -> None:
+        given = set(tensors)  # by their names: to ask for one may be to read it
         if self.is_stage_3:
             self.zero._partition_all_parameters()  # those that are gathered hold what was
             _let_go_of_read_ahead(stretch.parameter for stretches in self.groups for stretch in stretches)
-        for group, stretches in enumerate(self.groups):
-            with torch.no_grad(), self._at_hand(group, is_changed=True) as (flat, state):
-                for stretch in stretches:
-                    stretch.fill(flat.data, tensors, prefix + stretch.name)
-                if moments is not None:
-                    self._fill_moments(flat, state, stretches, tensors, moments)
-                if self.is_stage_3:
-                    self.zero._reassign_or_swap_out_partitioned_parameters(group)
-        if self.is_stage_3:
-            self.gather_small()
-        else:
-            self.zero.update_lp_params()
-        self._check(tensors, prefix, moments)
+        try:
+            for group, stretches in enumerate(self.groups):
+                with torch.no_grad(), self._at_hand(group, is_changed=True) as (flat, state):
+                    for stretch in stretches:
+                        if prefix + stretch.name in given:
+                            stretch.fill(flat.data, tensors, prefix + stretch.name)
+                    if moments is not None:
+                        self._fill_moments(flat, state, stretches, tensors, moments)
+                    if self.is_stage_3:
+                        self.zero._reassign_or_swap_out_partitioned_parameters(group)
+        finally:  # even where reading has failed: the others wait in here
+            if self.is_stage_3:
+                self.gather_small()
+            else:
+                self.zero.update_lp_params()
+        self._check(tensors, given, prefix, moments)
 
     def _fill_moments(
         self, flat: torch.Tensor, state: dict[str, Any], stretches: list[Stretch], tensors: Tensors, prefix: str
@@ -164,7 +172,7 @@ class Parts:
             small[0].all_gather(small)
         self.zero.invalidate_secondary_tensor()
 
-    def _check(self, tensors: Tensors, prefix: str, moments: str | None) -> None:
+    def _check(self, tensors: Tensors, given: set[str], prefix: str, moments: str | None) -> None:
         """Read back what went to nvme, rather than train on something else."""
         for group, stretches in enumerate(self.groups):
             wrong: list[str] = []
@@ -177,9 +185,10 @@ class Parts:
                         wrong += [
                             name
                             for name, place in places.items()
-                            if name in tensors and place.ndim and not stretch.is_in(place, tensors, name)
+                            if name in given and place.ndim and not stretch.is_in(place, tensors, name)
                         ]
-            wrong += [stretch.name for stretch in stretches if not _computes_with(stretch, tensors, prefix)]
+            taken = [stretch for stretch in stretches if prefix + stretch.name in given]
+            wrong += [stretch.name for stretch in taken if not _computes_with(stretch, tensors, prefix)]
             if wrong:
                 raise RunError(
                     f"parallel.deepspeed.nvme_dir: {wrong[0]} reads back otherwise than it was restored; "
@@ -202,6 +211,11 @@ class Parts:
             self.zero._optimizer_states_and_gradient_swap_out(group)
         elif is_on_nvme:
             self.zero._release_swap_buffers(group)
+
+
+def read_once(tensors: Tensors, name: str) -> Tensors:
+    """`tensors`, with one of them read where no block of it can be: who asks it for that one reads no file again."""
+    return tensors if hasattr(tensors, "block") else {name: tensors[name]}
 
 
 def _keys(stretches: Iterable[Stretch], tensors: Tensors, prefix: str) -> list[str]:
