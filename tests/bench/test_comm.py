@@ -221,8 +221,9 @@ def test_the_cause_of_a_failure_is_told_before_what_follows_from_it(tmp_path: Pa
 # What is measured.
 
 
-def test_accumulating_keeps_the_micro_batch_and_raises_the_batch() -> None:
-    loaded = load_recipe([SMALL_VIT])
+@pytest.mark.parametrize("given", [None, "auto", 8])
+def test_accumulating_keeps_the_micro_batch_and_raises_the_batch(given: Any) -> None:
+    loaded = load_recipe([SMALL_VIT], {"train.micro_batch": given})
     plain, four = (recipe_for(loaded, name, 2).recipe for name in ("ddp", "ddp_accumulate_4"))
     assert plain.micro_batch(2) == four.micro_batch(2) == 8
     assert (plain.train.global_batch, four.train.global_batch) == (16, 64)

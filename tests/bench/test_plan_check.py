@@ -1,6 +1,7 @@
 """What is foreseen is what real workers take."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.bench.plan_check import compare, measure
+from shoal.bench.plan_check import compare, measure, recipe_for
 from shoal.bench.plan_memory import HostMemory
 from shoal.core.errors import RunError, UserError
 from shoal.recipe.load import load_recipe
@@ -35,8 +36,8 @@ FULL = {
 
 
 def compared(tree: dict[str, Any], **overrides: Any) -> dict[str, Any]:
-    recipe = load_recipe([tree], {**CPU, **overrides}).recipe
-    return compare(recipe, forecast(recipe, 1 << 40, on_gpu=False).own)
+    loaded = load_recipe([tree], {**CPU, **overrides})
+    return compare(loaded, forecast(loaded.recipe, 1 << 40, on_gpu=False).own)
 
 
 def write_tokens(folder: Path, vocab_size: int) -> None:
@@ -84,9 +85,25 @@ def test_one_process_takes_what_was_foreseen(model: str, here: Path) -> None:
     assert abs(found["parts"]["peak"]["difference"]) < 0.1, found["parts"]
 
 
+def test_steps_are_taken_as_they_were_foreseen_and_no_secret_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TEST_DIR", "of somebody")
+    monkeypatch.setenv("SHOAL_TEST_BATCH", "32")
+    pipeline = {"strategy": "pipeline", "deepspeed": {"nvme_dir": "${env:SHOAL_TEST_DIR}"}}
+    tree = GPT | {"parallel": pipeline, "cluster": {"workers": 3}}
+    loaded = load_recipe([tree], {**CPU, "train.global_batch": 64})
+    own = forecast(loaded.recipe, 1 << 40, on_gpu=False).own
+    assert own.micro_batch == 10 and recipe_for(loaded, own).recipe.train.micro_batch is None, "10 does not divide 64"
+    assert recipe_for(loaded, own).tree()["parallel"]["deepspeed"]["nvme_dir"] == "${env:SHOAL_TEST_DIR}"
+    given = {"train.micro_batch": "${env:SHOAL_TEST_BATCH}", "train.global_batch": 64}
+    loaded = load_recipe([tree], {**CPU, **given})
+    own = forecast(loaded.recipe, 1 << 40, on_gpu=False).own
+    assert recipe_for(loaded, own).tree()["train"]["micro_batch"] == "${env:SHOAL_TEST_BATCH}"
+    smaller = replace(own, micro_batch=4, is_own_micro_batch=False)
+    assert recipe_for(loaded, smaller).tree()["train"]["micro_batch"] == 4
+
+
 def test_each_worker_tells_what_it_took() -> None:
-    recipe = load_recipe([TINY], CPU | {"cluster.workers": 2, "parallel.strategy": "fsdp"}).recipe
-    found = measure(recipe, 2)
+    found = measure(load_recipe([TINY], CPU | {"cluster.workers": 2, "parallel.strategy": "fsdp"}), 2)
     assert len(found) == 2 and all(len(worker["steps"]) == 2 and worker["device"] == "cpu" for worker in found)
     assert sum(worker["weights"] for worker in found) == 4 * (16 * 8 + 8 + 8 * 3 + 3)
 
@@ -106,7 +123,7 @@ def test_each_worker_tells_what_it_took() -> None:
 def test_what_is_wrong_with_a_task_is_told(in_loss: str, error: type[Exception], message: str, here: Path) -> None:
     write_own_task(here, "task_of_check", in_loss)
     with pytest.raises(error, match=message):
-        measure(load_recipe([own_recipe("task_of_check")]).recipe, 2)
+        measure(load_recipe([own_recipe("task_of_check")]), 2)
 
 
 def test_the_memory_of_this_process_is_seen_to_rise_and_fall() -> None:

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from shoal.cli.main import run
 from shoal.parallel.sizes import PARTS
-from tests.tiny import write_tiny
+from shoal.train import forecast
+from tests.tiny import own_recipe, write_own_task, write_tiny
 
 Capture = pytest.CaptureFixture[str]
 GPT = {
@@ -50,6 +52,8 @@ def test_with_json_the_last_line_on_stdout_is_all_of_it(here: Path, capfd: Captu
     own = found["strategies"][0]
     assert own["name"] == "pipeline" and own["is_own"] and own["accumulation"] * own["micro_batch"] == 16
     assert own["fits"] is False, "what kernels keep is more"
+    assert found["usable_bytes"] == 36 * 10**6 and found["auto"]["fits"] is False
+    assert found["auto"]["micro_batch"] == 1 and found["auto"]["parallel"]["strategy"] == "fsdp"
     assert found["auto"]["why"].startswith("nothing fits into the 34 MiB that a worker can use")
     assert "pipeline (recipe)" in err and found["parameters"] > 0
 
@@ -61,9 +65,56 @@ def test_this_machines_memory_is_taken_where_none_is_given(here: Path, capfd: Ca
     assert out.splitlines()[-1].startswith("train.compile: figures are those without it")
 
 
+def test_a_part_of_a_gpu_is_planned_for(here: Path, capfd: Capture) -> None:
+    assert run(["plan", write_gpt(here), "--gpu-memory", "80GiB", "cluster.gpu_memory_fraction=0.25"]) == 0
+    assert "1 worker on GPUs with 20.00 GiB of memory each" in capfd.readouterr().out
+
+
+def test_a_model_of_ones_own_without_blocks_is_planned_and_what_auto_does_with_it_is_told(
+    here: Path, capfd: Capture
+) -> None:
+    write_own_task(here, "task_to_plan")
+    (here / "own.yaml").write_text(json.dumps(own_recipe("task_to_plan")))
+    assert run(["plan", "own.yaml", "--workers", "4", "--gpu-memory", "8GB"]) == 0
+    out, _ = capfd.readouterr()
+    assert "pipeline: not possible: parallel.strategy: pipeline needs a model that says how it is cut" in out
+    assert "auto: ddp, because" in out and "auto takes ddp for it; set what you want" in out.splitlines()[-1]
+    assert run(["plan", "own.yaml", "--workers", "4", "--gpu-memory", "8GB", "parallel.strategy=fsdp"]) == 0
+    assert "auto takes ddp" not in capfd.readouterr().out
+
+
+def test_workers_that_come_and_go_are_planned_for_when_all_are_there(here: Path, capfd: Capture) -> None:
+    assert run(["plan", write_gpt(here), "--workers", "2:4", "--gpu-memory", "8GB"]) == 0
+    assert (
+        capfd.readouterr()
+        .out.splitlines()[-1]
+        .startswith("cluster.min_workers: figures are for 4 workers; with 2 each holds more")
+    )
+
+
+def test_what_auto_cannot_take_is_told_beside_what_the_recipe_asks_for(here: Path, capfd: Capture) -> None:
+    words = ["--workers", "3", "--gpu-memory", "8GB", "parallel.strategy=pipeline"]
+    assert run(["plan", write_gpt(here), *words]) == 0
+    out, _ = capfd.readouterr()
+    assert "pipeline (recipe)" in out and out.splitlines()[-1].startswith("auto: not possible: train.global_batch: 16")
+
+
+def test_a_check_of_what_does_not_fit_here_starts_nothing(
+    here: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "machine_memory", lambda: 1000)
+    assert run(["plan", str(write_tiny(here)), "--check"]) == 2
+    assert "error: --check: single does not fit on this machine, where a worker can use 0 MiB" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--gpu-memory", "9" * 400 + "GiB"], "--gpu-memory: '9999999999999999999999999999999999999999...' is not a"),
+        (
+            ["--workers", "4096", "--check", "train.global_batch=4096"],
+            "--check: takes steps here, and 4096 workers are more than",
+        ),
         (["--gpu-memory", "lots"], "--gpu-memory: 'lots' is not a size; give one such as 80GiB, 24GB or 512MiB"),
         (["--gpu-memory", "80"], "--gpu-memory: '80' is not a size"),
         (["--gpu-memory", "8GB", "--workers", "3"], "train.global_batch: 16 is not divisible by cluster.workers 3"),
@@ -95,3 +146,9 @@ def test_a_check_of_a_run_that_fails_says_why(here: Path, capfd: Capture) -> Non
     file = write_tiny(here, data={"name": "breaks:build"}, model={"name": "mlp"})
     assert run(["plan", str(file)]) == 2
     assert "error: model.name: mlp needs images" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_check_on_a_gpu_needs_one_here(here: Path, capfd: Capture) -> None:
+    assert run(["plan", write_gpt(here), "--gpu", "--gpu-memory", "80GiB", "--check"]) == 2
+    assert "error: --check: takes steps here, and there is no GPU here; leave it out" in capfd.readouterr().err

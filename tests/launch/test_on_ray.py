@@ -15,7 +15,9 @@ import pytest
 from shoal.bench.drill_cluster import DrillCluster
 from shoal.launch.environment import QUIET_RAY
 from shoal.launch.on_ray import _is_here
+from shoal.launch.room import size_of_worker
 from shoal.observe.runs import read_events
+from shoal.recipe.schema import ClusterSection
 from tests.launch.processes import is_alive, wait_until_dead
 from tests.launch.watched import RECIPE, STEPS, Run, losses_of
 from tests.tiny import own_recipe, write_own_task
@@ -214,6 +216,18 @@ def test_a_plan_says_whether_the_cluster_has_room(cluster: DrillCluster, workers
     told = "has room" if fits else "4 workers need 4 CPU and the cluster has 3"
     assert f"{told}; 3 workers of 1 CPU fit on 3 of its machines" in found.stderr
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "least", "there", "expected"),
+    [(None, 2, 2, 1), (None, 2, 1, 0), (None, 2, 0, 0), (0, 2, 8, 0), (1, 2, 0, 1), (None, 3, 3, 1)],
+)
+def test_a_worker_is_planned_with_a_gpu_where_a_run_would_ask_for_one(
+    gpus: int | None, least: int, there: int, expected: int
+):
+    cluster = ClusterSection(workers=4, min_workers=least, gpus_per_worker=gpus, cpus_per_worker=2)
+    nodes = [{"CPU": 8.0}, *[{"CPU": 8.0, "GPU": 1.0}] * there]
+    assert size_of_worker(cluster, nodes) == {"CPU": 2.0} | ({"GPU": 1.0} if expected else {})
 
 
 @pytest.mark.slow

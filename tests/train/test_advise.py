@@ -5,10 +5,20 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import UserError
-from shoal.parallel.sizes import ROOT, Phase, Piece, Profile, Way
+from shoal.parallel.sizes import LOSS, ROOT, Phase, Piece, Profile, Way, phase_words
 from shoal.recipe.load import load_recipe
 from shoal.recipe.schema import Recipe
-from shoal.train.advise import USABLE, Choice, Outcome, divisors, num_moments, options_of, records, weigh_all
+from shoal.train.advise import (
+    USABLE,
+    Choice,
+    Outcome,
+    TooFewSamplesError,
+    divisors,
+    num_moments,
+    options_of,
+    records,
+    weigh_all,
+)
 
 MB = 1 << 20
 WEIGHTS = 400 * MB
@@ -62,9 +72,66 @@ def test_a_micro_batch_that_the_recipe_gives_and_that_fits_is_kept() -> None:
     assert outcomes["single"].is_own_micro_batch
 
 
+def test_one_worker_takes_single_even_if_it_does_not_fit_and_is_told_what_would() -> None:
+    outcomes, choice = weighed(recipe_of(1), 1.25)
+    assert choice.outcome is outcomes["single"] and not choice.outcome.fits and outcomes["fsdp, offloaded"].fits
+    assert choice.why == "there is one worker; it can use 1.25 GiB, and needs 1.70 GiB"
+    assert choice.hint is not None and "parallel.strategy=fsdp parallel.fsdp.cpu_offload=true, which" in choice.hint
+
+
+def test_a_model_that_cannot_be_trained_with_one_sample_takes_more_or_does_not_fit() -> None:
+    def normed(way: Way, micro_batch: int, recompute: bool) -> Profile:
+        if micro_batch == 1:
+            raise TooFewSamplesError("batch norm")
+        return profile_of(way, micro_batch, recompute)
+
+    def single(gib: float, **overrides: Any) -> Outcome:
+        recipe = recipe_of(1, **overrides)
+        return weigh_all(recipe, normed, int(gib * 2**30 / USABLE), on_gpu=True)[0][0]
+
+    assert single(1.75).fits and single(1.75).micro_batch == 3
+    assert single(0.1).problem is None and not single(0.1).fits and single(0.1).micro_batch == 2
+    prime = single(0.1, **{"train.global_batch": 3})
+    assert not prime.fits and prime.micro_batch == 3, "one is the only smaller one that divides it"
+    with pytest.raises(UserError, match="batch norm"):
+        single(16, **{"train.micro_batch": 1})
+
+
+def test_a_micro_batch_that_is_right_for_the_recipes_strategy_is_changed_for_others() -> None:
+    outcomes, _ = weighed(recipe_of(4, **{"parallel.strategy": "tensor", "train.micro_batch": 16}), 16)
+    assert outcomes["tensor"].micro_batch == 16 and outcomes["tensor"].is_own_micro_batch
+    assert outcomes["ddp"].micro_batch == 12 and not outcomes["ddp"].is_own_micro_batch
+    elastic, _ = weighed(recipe_of(4, **{"cluster.min_workers": 1, "train.micro_batch": 48}), 16)
+    assert elastic["ddp"].micro_batch == 12 and elastic["ddp"].is_own_micro_batch, "never more than there are"
+
+
+def test_a_batch_that_cannot_be_divided_is_a_problem_of_that_strategy() -> None:
+    recipe = recipe_of(3, **{"parallel.strategy": "pipeline", "train.global_batch": 64})
+    outcomes, choice = weighed(recipe, 16)
+    assert outcomes["pipeline"].problem is None and outcomes["pipeline"].is_own_micro_batch
+    message = "train.global_batch: 64 is not divisible by cluster.workers 3; nearest that is: 63"
+    assert outcomes["ddp"].problem == outcomes["fsdp"].problem == choice.why == message
+    assert choice.outcome.problem is not None and not choice.outcome.fits
+
+
+def test_auto_keeps_to_the_recipes_micro_batch_where_something_fits_with_it() -> None:
+    def heavy(way: Way, micro_batch: int, recompute: bool) -> Profile:
+        return profile_of(way, micro_batch * 10, recompute)
+
+    def chosen(**overrides: Any) -> tuple[dict[str, Outcome], Choice]:
+        outcomes, choice = weigh_all(recipe_of(4, **overrides), heavy, int(3.5 * 2**30 / USABLE), on_gpu=True)
+        return {outcome.option.name: outcome for outcome in outcomes}, choice
+
+    outcomes, choice = chosen(**{"train.micro_batch": 12})
+    ddp, fsdp = outcomes["ddp"], outcomes["fsdp"]
+    assert ddp.fits and not ddp.is_own_micro_batch and fsdp.fits and fsdp.is_own_micro_batch
+    assert choice.outcome is fsdp and choice.why.startswith("ddp would need train.micro_batch=6, which is not")
+    assert chosen()[1].outcome.option.name == "ddp", "where the recipe leaves it open"
+
+
 def test_several_workers_take_ddp_if_it_fits() -> None:
     outcomes, choice = weighed(recipe_of(4), 16)
-    assert choice.outcome is outcomes["ddp"] and choice.why.endswith("that it can use, and nothing sends less")
+    assert choice.outcome is outcomes["ddp"] and choice.why.endswith("GiB that it can use")
     assert all(outcome.fits for outcome in outcomes.values() if outcome.problem is None)
     sent = {name: outcome.sent for name, outcome in outcomes.items() if outcome.problem is None}
     assert sent["ddp"] < sent["fsdp"] and sent["pipeline"] < sent["ddp"]
@@ -144,6 +211,22 @@ def test_records_hold_what_a_script_wants() -> None:
 )
 def test_what_an_optimizer_keeps(optim: dict[str, Any], expected: int) -> None:
     assert num_moments(load_recipe([GPT | {"optim": optim}]).recipe.optim) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "piece", "expected"),
+    [
+        (0, LOSS, "the loss"),
+        (0, ROOT, "the model"),
+        (1, LOSS, "the loss"),
+        (1, ROOT, "what surrounds the blocks"),
+        (2, 1, "blocks.1"),
+    ],
+)
+def test_moments_have_names(num_blocks: int, piece: int, expected: str) -> None:
+    pieces = (*(Piece(f"blocks.{number}", 0, 0, 0, 0) for number in range(num_blocks)), Piece("", 0, 0, 0, 0))
+    profile = Profile(1, pieces, (), 0, 0)
+    assert phase_words(profile, Phase(piece, True, 0, 0, 0, 0)) == f"backward pass of {expected}"
 
 
 def test_divisors() -> None:

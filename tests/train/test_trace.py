@@ -1,6 +1,7 @@
 """Sizes are found without memory, and are those of the real thing."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import torch
 
 from shoal.core.errors import UserError
 from shoal.data.build import build_datasets
-from shoal.parallel.sizes import LOSS, ROOT
+from shoal.parallel.degrees import Degrees
+from shoal.parallel.memory import needed
+from shoal.parallel.section import ParallelSection
+from shoal.parallel.sizes import LOSS, ROOT, Way
 from shoal.recipe.load import load_recipe
 from shoal.recipe.schema import Recipe
+from shoal.train.advise import TooFewSamplesError
 from shoal.train.shapes import known_shapes
 from shoal.train.trace import Form, Tracer, extrapolate
 from tests.small_recipes import NAMES, small
@@ -137,6 +142,12 @@ def test_workers_that_share_layers_hold_less_each(tree: dict[str, Any], sequence
     assert kept[1] < (0.6 if sequence and tree is GPT else 0.8) * kept[0]
 
 
+def test_what_is_sent_for_a_layer_grows_with_the_micro_batch() -> None:
+    tracer, form = Tracer(recipe_of(GPT), on_gpu=False), Form(tensor=2)
+    few, more, most = (tracer.profile(count, form) for count in (2, 4, 12))
+    assert extrapolate(few, more, 12).sent == most.sent == 6 * few.sent
+
+
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     tracer = Tracer(recipe_of(GPT), on_gpu=False)
     with pytest.raises(UserError, match=r"parallel.tensor.size: 3 workers cannot have equal shares"):
@@ -193,6 +204,66 @@ def test_a_model_that_looks_at_numbers_is_run_instead(here: Path) -> None:
     tracer = Tracer(load_recipe([own_recipe("task_that_looks")]).recipe, on_gpu=False)
     assert tracer.profile(64).micro_batch == 64 and not tracer.is_fake
     assert math.isclose(tracer.profile(64).batch, 64 * 3 * 4)
+
+
+def write_task(folder: Path, module: str, model: str, sample: str = "{'x': x, 'name': 'a'}") -> Recipe:
+    """A task of one's own with that model, and samples of eight numbers with a name."""
+    (folder / f"{module}.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Task:\n"
+        f"    def model(self): return {model}\n"
+        "    def datasets(self):\n"
+        f"        return {{'train': [{sample} for x in torch.ones(8, 8)], 'val': None}}\n"
+        "    def loss(self, model, batch):\n"
+        "        assert len(batch['name']) == len(batch['x'])\n"
+        "        return model(batch['x']).square().mean()\n"
+    )
+    return load_recipe([{"task": f"{module}:Task", "train": {"steps": 1, "global_batch": 8}}]).recipe
+
+
+def test_samples_may_hold_what_is_no_tensor(here: Path) -> None:
+    tracer = Tracer(write_task(here, "task_of_names", "nn.Linear(8, 1)"), on_gpu=False)
+    assert tracer.profile(5).batch == 5 * 8 * 4 and tracer.is_fake
+    assert tracer.shapes.make(5)["name"] == ["a"] * 5
+
+
+def test_a_micro_batch_too_small_for_batch_norm_is_told_and_nothing_is_run_for_it(here: Path) -> None:
+    model = "nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))"
+    tracer = Tracer(write_task(here, "task_with_norm", model), on_gpu=False)
+    with pytest.raises(TooFewSamplesError, match="batch norm cannot train on 1 sample"):
+        tracer.profile(1)
+    assert tracer.profile(2).micro_batch == 2 and tracer.is_fake
+
+
+def test_parameters_are_counted_without_a_step(here: Path) -> None:
+    write_own_task(here, "task_to_count", "raise ZeroDivisionError('of the task')")
+    tracer = Tracer(load_recipe([own_recipe("task_to_count")]).recipe, on_gpu=False)
+    assert tracer.num_parameters() == 3
+    whole = Tracer(recipe_of(GPT), on_gpu=False)
+    parameters = whole.profile(2, Form(tensor=2)).parameters
+    assert parameters < whole.num_parameters() == whole.profile(2).parameters
+
+
+def test_a_pipeline_is_cut_between_all_modules_of_a_row(here: Path) -> None:
+    twice = "(lambda same: nn.Sequential(nn.Identity(), nn.Linear(8, 8), nn.ReLU(), same, same))(nn.Linear(8, 8))"
+    tracer = Tracer(write_task(here, "task_of_row", twice), on_gpu=False)
+    plain, cut = tracer.profile(4), tracer.profile(4, Form(untied=True))
+    assert len(plain.pieces) == 3 and [piece.name for piece in cut.pieces] == [*"01234", ""]
+    assert plain.weights == cut.weights and cut.ends is not None and cut.ends[0].weights == cut.pieces[-1].weights == 0
+    order = [phase.piece for phase in cut.phases if not phase.is_backward and phase.piece >= 0]
+    assert order == [1, 2, 3, 4], "one that computes nothing has no phase, one that is there twice has two"
+    for count in (2, 5):
+        way = Way(ParallelSection(), "pipeline", Degrees(1, stages=count), 2, 2, "fp32", on_gpu=False)
+        assert needed(cut, way).total > 0
+    with pytest.raises(UserError, match=r"parallel.pipeline.stages: 6 workers need 6 blocks or more"):
+        needed(cut, replace(way, degrees=Degrees(1, stages=6)))
+
+
+def test_a_model_that_says_not_how_it_is_cut_cannot_be_a_pipeline(here: Path) -> None:
+    tracer = Tracer(write_task(here, "task_uncut", "nn.Linear(8, 1)"), on_gpu=False)
+    with pytest.raises(UserError, match=r"pipeline needs a model that says how it is cut, and Linear does not"):
+        tracer.profile(4, Form(untied=True))
 
 
 def test_what_is_wrong_with_a_model_is_told(here: Path) -> None:

@@ -181,7 +181,8 @@ def recipe_for(loaded: LoadedRecipe, name: str, workers: int) -> LoadedRecipe:
     overrides: dict[str, Any] = _PLAIN | SETTINGS[name] | {"cluster.workers": workers, "cluster.min_workers": None}
     if times := overrides.pop(_ACCUMULATE, None):
         train = loaded.recipe.train
-        overrides["train.micro_batch"] = train.micro_batch or -(-train.global_batch // workers)
+        given = train.micro_batch if isinstance(train.micro_batch, int) else None
+        overrides["train.micro_batch"] = given or -(-train.global_batch // workers)
         overrides["train.global_batch"] = times * train.global_batch
     return load_recipe([loaded.tree()], overrides)
 

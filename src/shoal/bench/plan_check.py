@@ -1,12 +1,14 @@
 """`shoal plan --check`: a few real steps of a recipe on this machine, and their memory beside what was foreseen."""
 
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.bench.workers import run_job
 from shoal.core.errors import RunError, UserError
-from shoal.recipe.schema import Recipe
+from shoal.recipe.load import LoadedRecipe
 from shoal.train.advise import Outcome
 
 TOLERANCE, SLACK = 0.1, 16 << 20
@@ -21,10 +23,9 @@ HOW = {
 _LIMIT_S = 1800.0
 
 
-def compare(recipe: Recipe, outcome: Outcome, num_steps: int = 3) -> dict[str, Any]:
+def compare(loaded: LoadedRecipe, outcome: Outcome, num_steps: int = 3) -> dict[str, Any]:
     """Take steps as `outcome` foresees them, and put both beside each other. For the worker that took most."""
-    train = recipe.train.model_copy(update={"micro_batch": outcome.micro_batch})
-    measured = measure(recipe.model_copy(update={"parallel": outcome.option.parallel, "train": train}), num_steps)
+    measured = measure(recipe_for(loaded, outcome), num_steps)
     most = max(measured, key=lambda worker: worker["peak"])
     memory = outcome.memory
     rows = {"peak": (memory.total, most["peak"])}
@@ -49,10 +50,32 @@ def compare(recipe: Recipe, outcome: Outcome, num_steps: int = 3) -> dict[str, A
     return facts | {"parts": parts, "agrees": is_right, "how": HOW[most["device"]], "workers": measured}
 
 
-def measure(recipe: Recipe, num_steps: int) -> list[dict[str, Any]]:
+def recipe_for(loaded: LoadedRecipe, outcome: Outcome) -> LoadedRecipe:
+    """The recipe that takes steps as `outcome` foresees them.
+
+    A micro-batch that follows from the rest of the recipe is left to follow from it: it need not divide anything.
+    """
+    recipe = loaded.recipe
+    changes: dict[str, Any] = {"parallel": outcome.option.parallel}
+    if not outcome.is_own_micro_batch:
+        changes["train"] = recipe.train.model_copy(update={"micro_batch": outcome.micro_batch})
+    changed = recipe.model_copy(update=changes)
+    before, after = (one.model_dump(mode="json") for one in (recipe, changed))
+    references = {path: text for path, text in loaded.references.items() if _at(before, path) == _at(after, path)}
+    return replace(loaded, recipe=changed, references=references)
+
+
+def _at(tree: Any, path: Sequence[str]) -> Any:
+    """What is at a path of a tree."""
+    for name in path:
+        tree = tree[int(name)] if isinstance(tree, list) else tree.get(name)
+    return tree
+
+
+def measure(loaded: LoadedRecipe, num_steps: int) -> list[dict[str, Any]]:
     """What each worker took, in bytes, by rank: `peak` in a step, `between` steps, and by part."""
-    cluster = recipe.cluster
-    job = {"what": "memory", "recipe": recipe.model_dump(mode="json"), "steps": num_steps}
+    recipe, cluster = loaded.recipe, loaded.recipe.cluster
+    job = {"what": "memory", "recipe": loaded.tree(), "steps": num_steps}
     job |= {"gpus_per_worker": cluster.gpus_per_worker, "backend": recipe.parallel.backend}
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

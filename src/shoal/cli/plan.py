@@ -1,5 +1,6 @@
 """`shoal plan`: what a recipe will need, before machines are asked for; and whether that is true."""
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,14 @@ from shoal.recipe.load import load_recipe
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from shoal.recipe.load import LoadedRecipe
     from shoal.recipe.schema import Recipe
     from shoal.train.advise import Outcome
     from shoal.train.forecast import Forecast
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
+_SHOWN = 40
+"""Characters of wrong input that are repeated."""
 _UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -43,7 +47,7 @@ def command(
 ) -> int:
     """What a RECIPE will need of each worker under every strategy: memory by part, the micro-batch that fits, bytes
     sent in a step; and what parallel.strategy=auto takes. With --address, whether that cluster has room for the
-    workers. Nothing is trained, written or downloaded.
+    workers. Nothing is trained or written; data is downloaded only where its shapes must be looked up.
 
     \b
     shoal plan gpt2 --gpu-memory 80GiB --workers 8
@@ -53,16 +57,19 @@ def command(
     from shoal.train.forecast import forecast, memory_of_worker
 
     recipes, overrides = recipes_and_overrides(words, workers, gpu)
-    recipe = load_recipe(recipes, overrides).recipe
-    memory, on_gpu = (_size(gpu_memory), True) if gpu_memory is not None else memory_of_worker(recipe)
-    found = forecast(recipe, memory, on_gpu)
+    loaded = load_recipe(recipes, overrides)
+    recipe = loaded.recipe
+    of_gpu = _size(gpu_memory) if gpu_memory is not None else None
+    if check:
+        _check_machine(recipe)
+    found = forecast(recipe, *memory_of_worker(recipe, of_gpu))
     record = found.to_record()
     _print(found, as_json)
     if address is not None:
-        record["cluster"] = _room(recipe, address, on_gpu, as_json)
+        record["cluster"] = _room(recipe, address, as_json)
     is_right = True
     if check:
-        compared = _check(recipe, as_json)
+        compared = _check(loaded, as_json)
         record, is_right = record | {"check": compared}, compared["agrees"]
     if as_json:
         click.echo(to_json_line(record))
@@ -70,11 +77,11 @@ def command(
 
 
 def _print(found: "Forecast", to_stderr: bool) -> None:
-    from shoal.train.advise import USABLE, in_gib
+    from shoal.train.advise import in_gib
 
     recipe, where = found.recipe, "GPU" if found.on_gpu else "CPU"
     workers = f"{recipe.cluster.workers} worker{'s' * (recipe.cluster.workers > 1)}"
-    usable = f"{in_gib(found.memory)} of memory each, of which tensors may take {in_gib(USABLE * found.memory)}"
+    usable = f"{in_gib(found.memory)} of memory each, of which tensors may take {in_gib(found.usable)}"
     click.echo(f"{recipe.name}: {found.parameters:,} parameters, {workers} on {where}s with {usable}", err=to_stderr)
     click.echo(f"a step: {recipe.train.global_batch} samples, {recipe.train.precision}", err=to_stderr)
     table = _table("strategy", *PARTS, "total", "in host", "micro-batch", "accumulation", "sent", "fits")
@@ -86,7 +93,8 @@ def _print(found: "Forecast", to_stderr: bool) -> None:
         if outcome.problem is not None:
             click.echo(f"{outcome.option.name}: not possible: {outcome.problem}", err=to_stderr)
     chosen = found.choice
-    click.echo(f"auto: {chosen.outcome.option.name}, because {chosen.why}", err=to_stderr)
+    because = f"{chosen.outcome.option.name}, because" if chosen.outcome.problem is None else "not possible:"
+    click.echo(f"auto: {because} {chosen.why}", err=to_stderr)
     for line in [*filter(None, [chosen.hint]), *found.notes]:
         click.echo(line, err=to_stderr)
 
@@ -103,25 +111,55 @@ def _cells(outcome: "Outcome") -> list[str]:
     return [outcome.option.name + own, *sizes, _in_units(memory.total), host, *counts, sent, fits]
 
 
-def _room(recipe: "Recipe", address: str, on_gpu: bool, as_json: bool) -> dict[str, Any]:
+def _room(recipe: "Recipe", address: str, as_json: bool) -> dict[str, Any]:
     from shoal.launch.room import room_on
 
-    room = room_on(address, recipe, on_gpu)
+    room = room_on(address, recipe)
     size = ", ".join(f"{amount:g} {name}" for name, amount in room.per_worker.items())
     there = f"{room.workers} workers of {size} fit on {room.machines} of its machines, at most {room.free} of them now"
     click.echo(f"cluster at {address}: {room.obstacle or 'has room'}; {there}", err=as_json)
     return room.to_record()
 
 
-def _check(recipe: "Recipe", as_json: bool) -> dict[str, Any]:
+def _check_machine(recipe: "Recipe") -> None:
+    """Refuse to check what this machine has too little for, before anything is computed."""
+    import torch
+
+    from shoal.launch.sizes import usable_cores
+
+    workers, wants_gpu, gpus = recipe.cluster.workers, recipe.cluster.gpus_per_worker, torch.cuda.device_count()
+    if wants_gpu and not gpus:
+        raise UserError(
+            "--check: takes steps here, and there is no GPU here; leave it out, or set cluster.gpus_per_worker=0"
+        )
+    if wants_gpu != 0 and 0 < gpus < workers:
+        raise UserError(
+            f"--check: takes steps here, and {workers} workers need a GPU each, of which there are {gpus}; give fewer "
+            "--workers, or set cluster.gpus_per_worker=0"
+        )
+    if workers > usable_cores():
+        raise UserError(
+            f"--check: takes steps here, and {workers} workers are more than the {usable_cores()} cores of this "
+            "machine; leave it out, or give fewer --workers"
+        )
+
+
+def _check(loaded: "LoadedRecipe", as_json: bool) -> dict[str, Any]:
     from shoal.bench.plan_check import compare
+    from shoal.train.advise import in_gib
     from shoal.train.forecast import forecast, memory_of_worker
 
-    own = forecast(recipe, *memory_of_worker(recipe)).own
+    here = forecast(loaded.recipe, *memory_of_worker(loaded.recipe))
+    own = here.own
     if own.problem is not None:
         raise UserError(own.problem)
+    if not own.fits:
+        raise UserError(
+            f"--check: {own.option.name} does not fit on this machine, where a worker can use {in_gib(here.usable)} "
+            f"and needs {in_gib(own.memory.total)}; leave it out, or check with a smaller model or train.global_batch"
+        )
     click.echo(f"check: a few steps of {own.option.name} on this machine", err=True)
-    compared = compare(recipe, own)
+    compared = compare(loaded, own)
     table = _table("check", "predicted", "measured", "difference")
     for part, row in compared["parts"].items():
         difference = f"{100 * row['difference']:+.1f}%" if row["difference"] is not None else "-"
@@ -151,10 +189,14 @@ def _show(table: "Table", to_stderr: bool) -> None:
 def _size(text: str) -> int:
     """`80GiB`, `24 GB`."""
     match = _SIZE.fullmatch(text.strip().lower())
-    size = int(float(match.group(1)) * _UNITS.get(match.group(2), 0)) if match else 0
-    if size <= 0:
-        raise UserError(f"--gpu-memory: {text!r} is not a size; give one such as 80GiB, 24GB or 512MiB")
-    return size
+    size = float(match.group(1)) * _UNITS.get(match.group(2), 0) if match else 0.0
+    if not 1 <= size < math.inf:
+        raise UserError(f"--gpu-memory: {_shown(text)} is not a size; give one such as 80GiB, 24GB or 512MiB")
+    return int(size)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 def _in_units(size: int) -> str:

@@ -1,5 +1,6 @@
 """Whether a cluster has room for a recipe's workers, before any is started."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ from shoal.launch.on_ray import check_address, connected
 from shoal.launch.policy import missing_resources, num_fitting
 from shoal.launch.run import Launch
 from shoal.observe.console import SilentConsole
-from shoal.recipe.schema import Recipe
+from shoal.recipe.schema import ClusterSection, Recipe
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,14 @@ class Room:
         return facts | {"workers_now": self.free, "fits": self.obstacle is None, "obstacle": self.obstacle}
 
 
-def room_on(address: str, recipe: Recipe, on_gpu: bool) -> Room:
+def room_on(address: str, recipe: Recipe) -> Room:
     """Ask the cluster at `address` what it has for a recipe's workers; nothing is started there."""
     check_address(address)
     cluster = recipe.cluster
     with connected(cluster.workers, Launch(SilentConsole(), address=address)) as (ray, _):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         free = ray.available_resources()
-    gpus = cluster.gpus_per_worker if cluster.gpus_per_worker is not None else int(on_gpu)
-    per_worker = {"CPU": float(cluster.cpus_per_worker or 1), "GPU": float(gpus)}
-    per_worker = {name: amount for name, amount in per_worker.items() if amount}
+    per_worker = size_of_worker(cluster, nodes)
     useful = [node for node in nodes if num_fitting(per_worker, [node])]
     least = cluster.min_workers or cluster.workers
     at_most = num_fitting(per_worker, useful)
@@ -49,3 +48,12 @@ def room_on(address: str, recipe: Recipe, on_gpu: bool) -> Room:
         free=min(at_most, num_fitting(per_worker, [free])),
         obstacle=missing_resources(per_worker, least, nodes),
     )
+
+
+def size_of_worker(cluster: ClusterSection, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What a worker of a run on these machines asks for: a GPU, unless the recipe says, where there are enough."""
+    gpus = cluster.gpus_per_worker
+    if gpus is None:
+        gpus = int(sum(node.get("GPU", 0) for node in nodes) >= (cluster.min_workers or cluster.workers))
+    sizes = {"CPU": float(cluster.cpus_per_worker or 1), "GPU": float(gpus)}
+    return {name: amount for name, amount in sizes.items() if amount}

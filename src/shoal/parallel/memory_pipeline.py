@@ -27,9 +27,15 @@ class _Stage:
 
 
 def pipeline_moments(profile: Profile, way: Way) -> Iterator[Memory]:
-    """What each worker of a pipeline holds, the worst moments of all of them."""
+    """What each worker of a pipeline holds, the worst moments of all of them.
+
+    The blocks of `profile` must be all that the stages are cut from. A `UserError` where they are too few.
+    """
+    from shoal.parallel.stages import check_blocks  # which loads torch
+
     section, workers = way.parallel.pipeline, way.degrees.stages
     per_worker = section.stages_per_worker if section.schedule == "interleaved" else 1
+    check_blocks(len(profile.pieces) - 1, workers, per_worker, workers * way.degrees.copies)
     stages = _cut(profile, workers * per_worker)
     for worker in range(workers):
         own = stages[worker::workers]
@@ -73,15 +79,17 @@ def _cut(profile: Profile, num_stages: int) -> list[_Stage]:
         if number == num_stages - 1:
             own, pieces = own | {len(blocks)}, (*pieces, profile.ends[1])
         phases = [phase for phase, place in zip(profile.phases, places, strict=True) if place in own]
-        before = [
-            phase.kept
-            for phase, place in zip(profile.phases, places, strict=True)
-            if not phase.is_backward and place == found.start - 1
-        ]
-        start = before[-1] if number else 0
-        kept = [phase.kept for phase in phases if not phase.is_backward][-1]
+        start = _kept_after(profile, places, found.start - 1) if number else 0
+        kept = _kept_after(profile, places, max(own))
         stages.append(_Stage(pieces, tuple(phases), start, kept - start))
     return stages
+
+
+def _kept_after(profile: Profile, places: list[int], last: int) -> int:
+    """What lives once all up to that place were computed; some of them may compute nothing."""
+    phases = zip(profile.phases, places, strict=True)
+    kept = [phase.kept for phase, place in phases if not phase.is_backward and place <= last]
+    return kept[-1] if kept else 0
 
 
 def _places(profile: Profile) -> list[int]:

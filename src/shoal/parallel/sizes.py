@@ -134,9 +134,12 @@ class Memory:
 
 def phase_words(profile: Profile, phase: Phase) -> str:
     """`backward pass of blocks.3`"""
-    name = {ROOT: "what surrounds the blocks", LOSS: "the loss"}.get(phase.piece, profile.pieces[phase.piece].name)
-    if len(profile.pieces) == 1 and phase.piece == ROOT:
-        name = "the model"
+    if phase.piece == LOSS:
+        name = "the loss"
+    elif phase.piece == ROOT:
+        name = "what surrounds the blocks" if len(profile.pieces) > 1 else "the model"
+    else:
+        name = profile.pieces[phase.piece].name
     return f"{'backward' if phase.is_backward else 'forward'} pass of {name}"
 
 

@@ -1,5 +1,6 @@
 """Which strategies fit into the memory that there is, with which micro-batch, and which of them to take. Pure."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,8 @@ from shoal.parallel.memory import needed
 from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.parallel.sizes import PARTS, Memory, Profile, Way
 from shoal.parallel.traffic import sent
-from shoal.recipe.parallel_checks import parallel_problems
+from shoal.recipe.checks import problems
+from shoal.recipe.parallel_checks import num_shares
 from shoal.recipe.schema import Recipe
 
 USABLE = 0.9
@@ -18,7 +20,7 @@ USABLE = 0.9
 
 ProfileOf = Callable[[Way, int, bool], Profile]
 """(how a step is carried out, micro-batch, whether activations are recomputed) -> what that needs on one worker.
-A `UserError` where the model cannot be divided so."""
+A `UserError` where the model cannot be divided so; `TooFewSamplesError` where it is the micro-batch."""
 
 _LONE: dict[str, dict[str, Any]] = {
     "single": {"strategy": "single"},
@@ -35,11 +37,15 @@ _SEVERAL: dict[str, dict[str, Any]] = {
     "pipeline": {"strategy": "pipeline"},
     "tensor": {"strategy": "tensor"},
 }
-_AUTOMATIC = ("single", "ddp", "fsdp", "tensor x fsdp", "fsdp, offloaded")
-"""What `auto` may take, the fastest first. Not DeepSpeed, which may not be installed, nor a pipeline, which wants many
-micro-batches."""
+_AUTOMATIC = ("ddp", "fsdp", "tensor x fsdp", "fsdp, offloaded")
+"""What `auto` may take with several workers, the fastest first. Not DeepSpeed, which may not be installed, nor a
+pipeline, which wants many micro-batches. With one worker it is always single."""
 _TENSOR_SIZES = (8, 4, 2)
 """Workers that share layers: no more than a machine usually has."""
+
+
+class TooFewSamplesError(UserError):
+    """The model cannot be trained with so small a micro-batch, but may be with a larger one."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,8 @@ class Outcome:
     problem: str | None = None
     """Why it is not possible; nothing else is known then."""
     micro_batch: int = 0
-    """The recipe's own if that fits, else the largest that does, else one."""
+    """The recipe's own if that fits, else the largest that does, else the smallest that the model can be trained with.
+    Where the recipe's own does not divide what is a worker's under this strategy, the nearest that does."""
     micro_batches: int = 0
     """Of a step, on each worker."""
     memory: Memory = field(default_factory=Memory)
@@ -74,6 +81,7 @@ class Choice:
     """What `parallel.strategy: auto` takes, and why."""
 
     outcome: Outcome
+    """Not possible where the recipe asks for another strategy, and none that `auto` may take is."""
     why: str
     hint: str | None = None
     """What would help where nothing fits, or only something slow."""
@@ -135,15 +143,31 @@ def weigh(
     recipe: Recipe, option: Option, profile_of: ProfileOf, memory: int | None, on_gpu: bool, recompute: bool
 ) -> Outcome:
     """What an option comes to on workers with so many bytes of memory; None where that does not matter."""
-    own = recipe.model_copy(update={"parallel": option.parallel})
-    problem = next((f"{'.'.join(path)}: {words}" for path, words in parallel_problems(own)), None)
+    own = _under(recipe, option)
+    problem = next((f"{'.'.join(path)}: {words}" for path, words in problems(own)), None)
     if problem is not None:
         return Outcome(option, problem)
     try:
-        way = way_of(own, on_gpu)
-        return _weigh(own, option, way, profile_of, memory, recompute)
+        found = _weigh(own, option, way_of(own, on_gpu), profile_of, memory, recompute)
     except (UserError, DegreesError) as error:
         return Outcome(option, str(error).splitlines()[0])
+    # With workers that come and go, no more than a worker's share is computed at once anyway.
+    is_kept = own.train.micro_batch == recipe.train.micro_batch or recipe.cluster.min_workers is not None
+    return replace(found, is_own_micro_batch=found.is_own_micro_batch and is_kept)
+
+
+def _under(recipe: Recipe, option: Option) -> Recipe:
+    """The recipe with an option, under which a worker's share of a step may be another: with a micro-batch for it."""
+    own, size = recipe.model_copy(update={"parallel": option.parallel}), recipe.train.micro_batch
+    shares = num_shares(own)
+    if not isinstance(size, int) or shares is None:
+        return own
+    share = -(-recipe.train.global_batch // shares)
+    if recipe.cluster.min_workers is not None:  # shares change with the workers, and need not be divided evenly
+        nearest = min(size, share)
+    else:
+        nearest = min(divisors(share), key=lambda divisor: abs(divisor - size))
+    return own.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch": nearest})})
 
 
 def way_of(recipe: Recipe, on_gpu: bool) -> Way:
@@ -171,20 +195,24 @@ def _weigh(
         return Outcome(option, None, micro_batch, count, found, sent(profile, this), fits, micro_batch == asked)
 
     first = at(asked)
-    return first if first.fits else _largest_that_fits(at, [size for size in divisors(share) if size < asked]) or at(1)
+    return first if first.fits else _largest_that_fits(at, [size for size in divisors(share) if size < asked]) or first
 
 
 def _largest_that_fits(at: Callable[[int], Outcome], sizes: Sequence[int]) -> Outcome | None:
-    """By bisection: a larger micro-batch never needs less."""
-    best, low, high = None, 0, len(sizes) - 1
+    """By bisection: a larger micro-batch never needs less. Where none fits, the smallest that is possible, if any."""
+    best, least, low, high = None, None, 0, len(sizes) - 1
     while low <= high:
         middle = (low + high) // 2
-        found = at(sizes[middle])
+        try:
+            found = at(sizes[middle])
+        except TooFewSamplesError:
+            low = middle + 1
+            continue
         if found.fits:
             best, low = found, middle + 1
         else:
-            high = middle - 1
-    return best
+            least, high = found, middle - 1
+    return best or least
 
 
 def divisors(number: int) -> list[int]:
@@ -193,43 +221,66 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def choose(outcomes: Sequence[Outcome], memory: int | None, recomputed: Callable[[Option], Outcome]) -> Choice:
+def choose(
+    outcomes: Sequence[Outcome],
+    memory: int | None,
+    recomputed: Callable[[Option], Outcome],
+    keeps_micro_batch: bool = False,
+) -> Choice:
     """What `auto` takes: the fastest that fits.
 
     Args:
         outcomes: Of all options.
         memory: Bytes of a worker's device; None takes the fastest that is possible.
         recomputed: What an option would come to with train.activation_checkpointing.
+        keeps_micro_batch: Whether a run has the recipe's own micro-batch whatever fits, so that what fits with it comes
+            before what is faster and needs another.
     """
     by_name = {outcome.option.name: outcome for outcome in outcomes if outcome.problem is None}
-    ranked = [by_name[name] for name in _AUTOMATIC if name in by_name]
+    is_lone = any(outcome.option.name == "single" for outcome in outcomes)
+    names = ("single",) if is_lone else _AUTOMATIC
+    ranked = [by_name[name] for name in names if name in by_name]
     if not ranked:
-        raise UserError(next(outcome.problem for outcome in outcomes if outcome.problem is not None))
+        return _impossible(outcomes, names)
     fitting = [outcome for outcome in ranked if outcome.fits]
+    if keeps_micro_batch:
+        fitting.sort(key=lambda outcome: not outcome.is_own_micro_batch)
     if fitting:
         return _chosen(fitting[0], ranked, memory, recomputed)
-    least = min(ranked, key=lambda outcome: outcome.memory.total)
-    hint = _hint(ranked, recomputed) or "more workers, a smaller model or shorter samples"
     assert memory is not None
-    what = f"nothing fits into the {in_gib(USABLE * memory)} that a worker can use; {least.option.name} needs least"
-    return Choice(least, f"{what}, {in_gib(least.memory.total)}", f"what would help: {hint}")
+    least, usable = min(ranked, key=lambda outcome: outcome.memory.total), in_gib(USABLE * memory)
+    name, total = least.option.name, in_gib(least.memory.total)
+    why = f"nothing fits into the {usable} that a worker can use; {name} needs least, {total}"
+    if is_lone:
+        why = f"there is one worker; it can use {usable}, and needs {total}"
+    hint = _hint(ranked, recomputed) or _other(outcomes) or "more workers, a smaller model or shorter samples"
+    return Choice(least, why, f"what would help: {hint}")
+
+
+def _impossible(outcomes: Sequence[Outcome], names: Sequence[str]) -> Choice:
+    """Of all that `auto` may take; a user error unless the recipe asks for something else, and that is possible."""
+    first = next(outcome for outcome in outcomes if outcome.option.name in names)
+    assert first.problem is not None
+    if not any(outcome.option.is_own and outcome.problem is None for outcome in outcomes):
+        raise UserError(first.problem)
+    return Choice(first, first.problem)
 
 
 def _chosen(
     taken: Outcome, ranked: Sequence[Outcome], memory: int | None, recomputed: Callable[[Option], Outcome]
 ) -> Choice:
-    name, total = taken.option.name, in_gib(taken.memory.total)
+    name, total, faster = taken.option.name, in_gib(taken.memory.total), ranked[0]
     if memory is None:
         return Choice(taken, f"{name} is the fastest that is possible; it needs {total}")
     usable = in_gib(USABLE * memory)
-    if taken is ranked[0]:
+    if taken is faster:
         whole = "one worker" if name == "single" else "every worker"
-        sends = "" if name == "single" else ", and nothing sends less"
-        return Choice(taken, f"the whole model fits on {whole}: {total} of the {usable} that it can use{sends}")
-    faster, would_need = ranked[0].option.name, in_gib(ranked[0].memory.total)
-    why = f"{faster} would need {would_need} and a worker can use {usable}; {name} needs {total}"
-    hint = _hint([outcome for outcome in ranked if outcome is not taken][:1], recomputed)
-    return Choice(taken, why, hint)
+        return Choice(taken, f"the whole model fits on {whole}: {total} of the {usable} that it can use")
+    if faster.fits:
+        why = f"{faster.option.name} would need train.micro_batch={faster.micro_batch}"
+        return Choice(taken, f"{why}, which is not the recipe's; {name} needs {total} of {usable} with that")
+    why = f"{faster.option.name} would need {in_gib(faster.memory.total)} and a worker can use {usable}"
+    return Choice(taken, f"{why}; {name} needs {total}", _hint([faster], recomputed))
 
 
 def _hint(ranked: Sequence[Outcome], recomputed: Callable[[Option], Outcome]) -> str | None:
@@ -239,6 +290,24 @@ def _hint(ranked: Sequence[Outcome], recomputed: Callable[[Option], Outcome]) ->
             what = f"with train.activation_checkpointing=true, {outcome.option.name} would fit"
             return f"{what}: {in_gib(found.memory.total)}, micro-batch {found.micro_batch}"
     return None
+
+
+def _other(outcomes: Sequence[Outcome]) -> str | None:
+    """What fits, though `auto` does not take it."""
+    for outcome in outcomes:
+        if outcome.problem is None and outcome.fits:
+            settings = " ".join(_overrides(settings_of(outcome.option), "parallel"))
+            return f"{settings}, which fits: {in_gib(outcome.memory.total)}, micro-batch {outcome.micro_batch}"
+    return None
+
+
+def _overrides(tree: dict[str, Any], path: str) -> Iterator[str]:
+    """`parallel.strategy=fsdp`, as on the command line."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _overrides(value, f"{path}.{name}")
+        else:
+            yield f"{path}.{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def in_gib(size: float) -> str:
@@ -254,14 +323,19 @@ def weigh_all(recipe: Recipe, profile_of: ProfileOf, memory: int | None, on_gpu:
     def recomputed(option: Option) -> Outcome:
         return weigh(recipe, option, profile_of, memory, on_gpu, recompute=True)
 
-    return outcomes, choose(outcomes, memory, recomputed)
+    return outcomes, choose(outcomes, memory, recomputed, isinstance(recipe.train.micro_batch, int))
+
+
+def settings_of(option: Option) -> dict[str, Any]:
+    """What a recipe's parallel section must say, but for defaults; for JSON."""
+    return option.parallel.model_dump(mode="json", exclude_defaults=True)
 
 
 def records(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
     """For JSON."""
     for outcome in outcomes:
-        settings = outcome.option.parallel.model_dump(mode="json", exclude_defaults=True)
-        record: dict[str, Any] = {"name": outcome.option.name, "parallel": settings, "is_own": outcome.option.is_own}
+        option = outcome.option
+        record: dict[str, Any] = {"name": option.name, "parallel": settings_of(option), "is_own": option.is_own}
         if outcome.problem is not None:
             yield record | {"possible": False, "problem": outcome.problem}
             continue

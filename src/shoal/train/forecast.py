@@ -1,13 +1,13 @@
 """What a recipe will need, before anything runs: its model traced, every strategy weighed."""
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import UserError
+from shoal.core.machine import machine_memory
 from shoal.parallel.sizes import Profile, Way
 from shoal.recipe.schema import Recipe
-from shoal.train.advise import Choice, Option, Outcome, records, weigh, weigh_all
+from shoal.train.advise import USABLE, Choice, Option, Outcome, records, settings_of, weigh, weigh_all
 from shoal.train.trace import Tracer, form_of
 
 
@@ -30,17 +30,31 @@ class Forecast:
         """The outcome of what the recipe asks for."""
         return next((outcome for outcome in self.outcomes if outcome.option.is_own), self.choice.outcome)
 
+    @property
+    def usable(self) -> int:
+        """Of that memory, what tensors may take."""
+        return int(USABLE * self.memory)
+
     def to_record(self) -> dict[str, Any]:
         """For JSON."""
+        chosen = self.choice.outcome
         return {
             "recipe": self.recipe.name,
             "parameters": self.parameters,
             "device": "gpu" if self.on_gpu else "cpu",
             "device_memory_bytes": self.memory,
+            "usable_bytes": self.usable,
             "workers": self.recipe.cluster.workers,
             "global_batch": self.recipe.train.global_batch,
             "strategies": list(records(self.outcomes)),
-            "auto": {"name": self.choice.outcome.option.name, "why": self.choice.why, "hint": self.choice.hint},
+            "auto": {
+                "name": chosen.option.name,
+                "parallel": settings_of(chosen.option),
+                "fits": chosen.fits,
+                "micro_batch": chosen.micro_batch,
+                "why": self.choice.why,
+                "hint": self.choice.hint,
+            },
             "notes": self.notes,
         }
 
@@ -53,8 +67,7 @@ def forecast(recipe: Recipe, memory: int, on_gpu: bool) -> Forecast:
         return tracer.profile(micro_batch, form_of(way, recompute))
 
     outcomes, choice = weigh_all(recipe, profile_of, memory, on_gpu)
-    parameters = tracer.profile(1 if tracer.is_fake else 2).parameters
-    return Forecast(recipe, on_gpu, memory, parameters, outcomes, choice, _notes(recipe, tracer))
+    return Forecast(recipe, on_gpu, memory, tracer.num_parameters(), outcomes, choice, _notes(recipe, tracer))
 
 
 def largest_micro_batch(recipe: Recipe, memory: int, on_gpu: bool) -> Outcome:
@@ -69,7 +82,17 @@ def largest_micro_batch(recipe: Recipe, memory: int, on_gpu: bool) -> Outcome:
 
 
 def _notes(recipe: Recipe, tracer: Tracer) -> list[str]:
-    notes = []
+    notes, cluster = [], recipe.cluster
+    if recipe.parallel.strategy == "auto" and cluster.workers > 1 and _is_own_model(recipe):
+        notes.append(
+            "parallel.strategy: a run does not look at a model of your own before it builds it, and auto takes ddp for "
+            "it; set what you want instead"
+        )
+    if cluster.min_workers is not None and cluster.min_workers < cluster.workers:
+        notes.append(
+            f"cluster.min_workers: figures are for {cluster.workers} workers; with {cluster.min_workers} each holds "
+            f"more and computes more: see what --workers {cluster.min_workers} gives"
+        )
     if recipe.train.compile:
         notes.append("train.compile: figures are those without it; a compiled model mostly needs less")
     if not tracer.is_fake:
@@ -79,15 +102,19 @@ def _notes(recipe: Recipe, tracer: Tracer) -> list[str]:
     return notes
 
 
-def memory_of_worker(recipe: Recipe) -> tuple[int, bool]:
-    """Bytes of memory that a worker has on this machine, and whether on a GPU."""
+def _is_own_model(recipe: Recipe) -> bool:
+    return recipe.model is None or ":" in recipe.model.name or ":" in recipe.task.name
+
+
+def memory_of_worker(recipe: Recipe, of_gpu: int | None = None) -> tuple[int, bool]:
+    """Bytes of memory that a worker has on this machine, or of a GPU that has `of_gpu`, and whether on a GPU."""
     import torch
 
     wanted = recipe.cluster.gpus_per_worker
-    if wanted != 0 and torch.cuda.is_available():
-        share = recipe.cluster.gpu_memory_fraction or 1.0
-        return int(torch.cuda.get_device_properties(0).total_memory * share), True
+    if of_gpu is None and wanted != 0 and torch.cuda.is_available():
+        of_gpu = torch.cuda.get_device_properties(0).total_memory
+    if of_gpu is not None:
+        return int(of_gpu * (recipe.cluster.gpu_memory_fraction or 1.0)), True
     if wanted:
         raise UserError("--gpu-memory: how much a GPU has is not known on a machine without one; give it, as in 80GiB")
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return whole // recipe.cluster.workers, False
+    return machine_memory() // recipe.cluster.workers, False

@@ -1,6 +1,7 @@
 """The pieces of a model, its repeated blocks and the rest: how large they are, and which of them computes."""
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,24 +16,31 @@ from shoal.parallel.stage_tensors import used_by_ends
 from shoal.parallel.stages import row_of
 from shoal.train.live import LiveBytes
 
+Blocks = Sequence[tuple[str, nn.Module]]
+"""(name, module) in the order in which they are called."""
+
 
 class Watch:
     """Tells which piece of a model computes, by hooks on its blocks."""
 
-    def __init__(self, model: nn.Module, live: LiveBytes) -> None:
+    def __init__(self, model: nn.Module, blocks: Blocks, live: LiveBytes) -> None:
         self.live = live
         self.between = 0
         """Bytes that go from one block to the next, at most."""
         self._of_blocks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         """Outputs of blocks."""
         self._hooks: list[Any] = []
-        for parameter, piece in _owners(model).items():
+        for parameter, piece in _owners(model, blocks).items():
             if parameter.requires_grad:
                 note = self._on_gradient(piece)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
-        for number, (_, block) in enumerate(repeated_blocks(model)):
-            self._hooks.append(block.register_forward_pre_hook(self._on_entry(number), with_kwargs=True))
-            self._hooks.append(block.register_forward_hook(self._on_exit(number)))
+        numbers: dict[nn.Module, list[int]] = {}
+        for number, (_, block) in enumerate(blocks):
+            numbers.setdefault(block, []).append(number)
+        for block, own in numbers.items():
+            turns = _Turns(own)
+            self._hooks.append(block.register_forward_pre_hook(self._on_entry(turns), with_kwargs=True))
+            self._hooks.append(block.register_forward_hook(self._on_exit(turns)))
         self._hooks.append(model.register_forward_pre_hook(lambda *_: live.enter(ROOT, is_backward=False)))
         self._hooks.append(model.register_forward_hook(self._on_output))
 
@@ -48,18 +56,18 @@ class Watch:
 
         return note
 
-    def _on_entry(self, number: int) -> Callable[..., None]:
+    def _on_entry(self, turns: "_Turns") -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._in_backward(tensors_in((args, kwargs)), ROOT)
-            self.live.enter(number, is_backward=False)
+            self.live.enter(turns.next(), is_backward=False)
 
         return enter
 
-    def _on_exit(self, number: int) -> Callable[..., None]:
+    def _on_exit(self, turns: "_Turns") -> Callable[..., None]:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             tensors = tensors_in(output)
             self.between = max(self.between, num_bytes(tensors))
-            self._in_backward(tensors, number)
+            self._in_backward(tensors, turns.present)
             self._of_blocks.update(dict.fromkeys(tensors))
             self.live.enter(ROOT, is_backward=False)
 
@@ -76,9 +84,22 @@ class Watch:
                 tensor.register_hook(lambda _: self.live.enter(piece, is_backward=True))  # type: ignore[no-untyped-call]
 
 
-def pieces_of(model: nn.Module) -> tuple[Piece, ...]:
+class _Turns:
+    """The number of a block; one that is in a row several times has another each time it is called."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = itertools.cycle(numbers)
+        self.present = numbers[0]
+
+    def next(self) -> int:
+        """It is called once more."""
+        self.present = next(self._numbers)
+        return self.present
+
+
+def pieces_of(model: nn.Module, blocks: Blocks) -> tuple[Piece, ...]:
     """The blocks in order, then the rest."""
-    blocks, owners = repeated_blocks(model), _owners(model)
+    owners = _owners(model, blocks)
     in_blocks = {buffer for _, block in blocks for buffer in block.buffers()}
     pieces = []
     for number, (name, block) in enumerate(blocks):
@@ -89,10 +110,10 @@ def pieces_of(model: nn.Module) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _owners(model: nn.Module) -> dict[nn.Parameter, int]:
+def _owners(model: nn.Module, blocks: Blocks) -> dict[nn.Parameter, int]:
     """The piece that each weight belongs to."""
     owners = dict.fromkeys(model.parameters(), ROOT)
-    for number, (_, block) in enumerate(repeated_blocks(model)):
+    for number, (_, block) in enumerate(blocks):
         owners |= dict.fromkeys(block.parameters(), number)
     return owners
 

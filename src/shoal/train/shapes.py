@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_is_leaf, tree_map
 
 from shoal.core.section import Section
 from shoal.core.spec import DataSpec
@@ -51,7 +51,7 @@ def shapes_of(datasets: Datasets, section: Section | None, seed: int) -> Shapes:
     two, three = read(2), read(3)
     if isinstance(section, sections.CsvText):  # a batch is as long as its longest text
         two, three = (_at_full_length(batch, section.max_tokens) for batch in (two, three))
-    return Shapes(datasets.spec, lambda count: tree_map(_resized(count), two, three))
+    return Shapes(datasets.spec, lambda count: _resized(two, three, count))
 
 
 def _images(shape: tuple[int, int, int], num_classes: int) -> Shapes:
@@ -73,17 +73,25 @@ def _at_full_length(batch: Any, max_tokens: int) -> Any:
     return tokens.new_ones(len(tokens), max_tokens), labels
 
 
-def _resized(count: int) -> Callable[[Any, Any], Any]:
-    """From a tensor of two samples and the same of three, one of `count` samples."""
+def _resized(two: Any, three: Any, count: int) -> Any:
+    """From a batch of two samples and one of three, one of `count` samples."""
+    if isinstance(two, torch.Tensor) and isinstance(three, torch.Tensor):
+        return _resized_tensor(two, three, count)
+    if isinstance(two, list | tuple) and isinstance(three, list | tuple) and len(two) != len(three):
+        # A thing for each sample, names say; where there is another number of them, who knows.
+        is_by_sample = (len(two), len(three)) == (2, 3)
+        return type(two)(two[number % 2] for number in range(count)) if is_by_sample else two
+    if tree_is_leaf(two):
+        return two
+    return tree_map(lambda a, b: _resized(a, b, count), two, three, is_leaf=lambda node: node is not two)
 
-    def resize(two: Any, three: Any) -> Any:
-        if not isinstance(two, torch.Tensor) or not isinstance(three, torch.Tensor) or two.ndim != three.ndim:
-            return two
-        if two.shape[:1] == (2,) and three.shape[:1] == (3,) and two.shape[1:] == three.shape[1:]:
-            return two[torch.arange(count) % 2]
-        shape = [
-            of_two + (count - 2) * (of_three - of_two) for of_two, of_three in zip(two.shape, three.shape, strict=True)
-        ]
-        return two.new_zeros([max(size, 1) for size in shape])
 
-    return resize
+def _resized_tensor(two: torch.Tensor, three: torch.Tensor, count: int) -> torch.Tensor:
+    if two.ndim != three.ndim:
+        return two
+    if two.shape[:1] == (2,) and three.shape[:1] == (3,) and two.shape[1:] == three.shape[1:]:
+        return two[torch.arange(count) % 2]
+    shape = [
+        of_two + (count - 2) * (of_three - of_two) for of_two, of_three in zip(two.shape, three.shape, strict=True)
+    ]
+    return two.new_zeros([max(size, 1) for size in shape])

@@ -17,19 +17,23 @@ from shoal.models.blocks import repeated_blocks
 from shoal.parallel.memory_fsdp import gathered_as
 from shoal.parallel.numerics import autocast, recompute_activations
 from shoal.parallel.sizes import LOSS, Phase, Piece, Profile, Way
+from shoal.parallel.stages import row_of
 from shoal.parallel.tensor_plan import read_plan
 from shoal.parallel.ties import tied_names
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
+from shoal.train.advise import TooFewSamplesError
 from shoal.train.build import datasets_of, model_of
 from shoal.train.kernels import AsOnGpu, workspace_on_cpu, workspace_on_gpu
 from shoal.train.live import LiveBytes
-from shoal.train.pieces import Watch, has_own_blocks, num_bytes, pieces_of, pipeline_ends, tensors_in
+from shoal.train.pieces import Blocks, Watch, has_own_blocks, num_bytes, pieces_of, pipeline_ends, tensors_in
 from shoal.train.shapes import known_shapes, shapes_of
 from shoal.train.share_layers import Traffic, share_layers
 
 _CPU = torch.device("cpu")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_ONE_VALUE = "Expected more than 1 value per channel"
+"""What batch norm says."""
 _FEW = (2, 4)
 """Samples that a model is run with where it cannot be traced without running it."""
 
@@ -78,6 +82,7 @@ class Tracer:
         self._mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
         self._models: dict[Form, nn.Module] = {}
         self._pieces: dict[Form, tuple[tuple[Piece, ...], tuple[Piece, Piece] | None]] = {}
+        self._blocks: dict[Form, Blocks] = {}
         self._traffic: dict[Form, Traffic] = {}
         self._profiles: dict[tuple[int, Form], Profile] = {}
 
@@ -88,6 +93,14 @@ class Tracer:
         if key not in self._profiles:
             self._profiles[key] = self._trace(micro_batch, form)
         return self._profiles[key]
+
+    def num_parameters(self) -> int:
+        """Of the whole model, tied ones once."""
+        form = next((form for form in self._pieces if form.tensor == 1), Form())
+        if form not in self._pieces:
+            with isolated_rng(self.recipe.train.seed), self._mode:
+                self._model(form)
+        return sum(piece.parameters for piece in self._pieces[form][0])
 
     def run_for_real(self) -> None:
         """From here on with memory, on the CPU."""
@@ -112,7 +125,10 @@ class Tracer:
             if form.tensor > 1:
                 plan = read_plan(model, form.tensor, self.recipe.cluster.workers)
                 self._traffic[form] = share_layers(model, plan, form.sequence and plan.can_divide_tokens)
-            self._pieces[form] = pieces_of(model), pipeline_ends(model)
+            # Stages are cut between all blocks of a row; elsewhere those with weights count. A user error if none are.
+            blocks = row_of(model).blocks if form.untied else repeated_blocks(model)
+            self._blocks[form] = blocks
+            self._pieces[form] = pieces_of(model, blocks), pipeline_ends(model)
             if form.untied:
                 _untie(model)
             if form.recompute:
@@ -130,7 +146,7 @@ class Tracer:
             batch = self.shapes.make(micro_batch)
             given = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
             live = LiveBytes(given, workspace_on_gpu if self.on_gpu else workspace_on_cpu)
-            watch = stack.enter_context(contextlib.closing(Watch(model, live)))
+            watch = stack.enter_context(contextlib.closing(Watch(model, self._blocks[form], live)))
             traffic = self._traffic.setdefault(form, Traffic(1))
             traffic.sent = 0
             as_on = AsOnGpu() if self.on_gpu and self.is_fake else contextlib.nullcontext()
@@ -142,6 +158,13 @@ class Tracer:
                     live.enter(LOSS, is_backward=True)
                     _backward(loss[0] if isinstance(loss, tuple) else loss)
                     live.finish()
+            except ValueError as error:
+                if _ONE_VALUE in str(error):
+                    raise TooFewSamplesError(
+                        f"train.micro_batch: batch norm cannot train on {micro_batch} sample at a time; have more of "
+                        "them, by train.global_batch or fewer workers"
+                    ) from error
+                raise
             finally:
                 for parameter in model.parameters():
                     parameter.grad = None
@@ -222,4 +245,5 @@ def extrapolate(few: Profile, more: Profile, micro_batch: int) -> Profile:
         for small, large in zip(few.phases, more.phases, strict=True)
     )
     batch, between = line(few.batch, more.batch), line(few.between, more.between)
-    return replace(few, micro_batch=micro_batch, phases=phases, batch=batch, between=between)
+    sent = line(few.sent, more.sent)
+    return replace(few, micro_batch=micro_batch, phases=phases, batch=batch, between=between, sent=sent)
