@@ -17,8 +17,11 @@ DIGITS = [
     *("train.steps=200", "train.epochs=null", "checkpoint.every_steps=20", "evaluate.every_steps=100"),
     *("cluster.workers=2", "cluster.threads_per_worker=1", "cluster.gpus_per_worker=0"),
 ]
-LOCAL = ("kill-worker", "corrupt-checkpoint", "fill-disk")
-MORE = ("hang-worker", "slow-worker", "kill-driver", "kill-while-saving")
+LOCAL = ("kill-worker",)
+MORE = (
+    *("hang-worker", "slow-worker", "kill-driver"),
+    *("corrupt-checkpoint", "kill-while-saving", "fill-disk"),
+)
 """These take longer; what they break is broken in tests of the launcher and of checkpoints too."""
 Result = dict[str, Any]
 
@@ -106,8 +109,9 @@ def test_the_launcher_was_killed_and_the_run_resumed(more: Result) -> None:
     assert 0 <= found["noticed_after_s"] < found["training_again_after_s"]
 
 
-def test_a_spoilt_checkpoint_was_rejected(local: Result) -> None:
-    found, events = drill(local, "corrupt-checkpoint")
+@pytest.mark.slow
+def test_a_spoilt_checkpoint_was_rejected(more: Result) -> None:
+    found, events = drill(more, "corrupt-checkpoint")
     (rejected,) = [event for event in events if event["event"] == "checkpoint_rejected"]
     (resume,) = [event for event in events if event["event"] == "resume"]
     assert resume["step"] == max(
@@ -145,8 +149,9 @@ def check_disk_was_full(found: dict[str, Any], events: list[dict[str, Any]]) -> 
     assert events.index(failed[-1]) < max(index for index, event in enumerate(events) if event["event"] == "save")
 
 
-def test_a_disk_was_full_for_a_while(local: Result) -> None:
-    found, events = drill(local, "fill-disk")
+@pytest.mark.slow
+def test_a_disk_was_full_for_a_while(more: Result) -> None:
+    found, events = drill(more, "fill-disk")
     check_disk_was_full(found, events)
     times = [event["time"] for event in events]
     assert times == sorted(times), "what was kept was written later, but happened then"

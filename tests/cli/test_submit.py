@@ -210,6 +210,7 @@ def test_ctrl_c_leaves_the_job_running_and_follow_shows_it_all(
     assert f"job {job_id}: done at step 40" in err
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_has_saved_and_goes_on_as_if_it_had_not(
     submit: Callable[..., Popen], head: Head, here: Path
 ) -> None:

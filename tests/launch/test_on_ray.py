@@ -127,6 +127,7 @@ def test_a_machine_that_is_lost_is_replaced(
     assert losses_of(run.folder) == undisturbed["losses"]
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_a_run_to_resume(
     train: Callable[..., Run], cluster: DrillCluster, undisturbed: dict[str, Any]
 ):

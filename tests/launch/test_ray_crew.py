@@ -48,6 +48,7 @@ def told(script: str, folder: Path) -> list[str]:
     return found.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_worker_takes_the_gpu_that_ray_has_given_it_or_none(tmp_path: Path) -> None:
     # Each sees its own GPU alone, so it is number 0 for the second worker of a machine as well.
     assert told(_DEVICES, tmp_path) == [str([{"gpus": 1, "gpu": 0}] * 2), str([{"gpus": 0, "gpu": 0}] * 2)]

@@ -16,7 +16,7 @@ def alone(ranks: MakeRanks) -> Went:
     return went
 
 
-SLOW = ("fsdp_reduce_last", "fsdp_offload", "zero3_offload", "tensor_ddp")
+SLOW = ("fsdp_reduce_last", "fsdp_offload", "zero3_offload", "tensor", "tensor_ddp")
 """What these do otherwise is also in tests of their strategy."""
 
 
