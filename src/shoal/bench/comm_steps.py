@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from shoal.bench.comm_trace import STEP, StepCost, step_costs
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
-from shoal.data.loader import train_batches
 from shoal.parallel.numerics import torch_settings
 from shoal.recipe.load import check_tree
 from shoal.recipe.schema import Recipe
@@ -67,17 +66,7 @@ def _stepping(recipe: Recipe, process: Process, num_steps: int) -> Iterator[Call
     """Takes one step whenever it is called, up to `num_steps` times; it is done when the device is."""
     built = build(recipe, process)
     unit = built.unit
-    batches = train_batches(
-        built.datasets.train,
-        built.order,
-        0,
-        num_steps,
-        rank=unit.data_rank,
-        world_size=unit.data_size,
-        micro_batch=recipe.micro_batch(unit.data_size),
-        workers=recipe.data.workers if recipe.data else 0,
-        pin_memory=process.device.type == "cuda",
-    )
+    batches = built.batches(0, num_steps)
 
     def step() -> None:
         unit.forward_backward(next(batches))

@@ -4,18 +4,15 @@ import ctypes
 import gc
 import importlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from shoal.core.batch import StepBatch
 from shoal.core.objective import Objective
 from shoal.core.parts import is_distributed
 from shoal.core.process import Process
-from shoal.data.loader import train_batches
 from shoal.parallel.build import choose_strategy
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.section import OptimSection, ParallelSection
@@ -23,7 +20,7 @@ from shoal.parallel.unit import StepSettings, TrainUnit
 from shoal.recipe.load import check_tree
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task
-from shoal.train.build import Built, build, datasets_of
+from shoal.train.build import build, datasets_of
 
 
 class HostMemory:
@@ -97,7 +94,7 @@ def _take_steps(recipe: Recipe, process: Process, num_steps: int) -> dict[str, A
     built = build(recipe, process)
     _give_back()
     found: dict[str, Any] = {"data": data, "start": memory.peak(), "built": memory.now(), "steps": [], "gradients": 0}
-    for batch in _batches(recipe, built, num_steps):
+    for batch in built.batches(0, num_steps):
         memory.reset_peak()
         built.unit.forward_backward(batch)
         found["gradients"] = _gradients(built.unit)
@@ -119,20 +116,6 @@ def _in_memory(recipe: Recipe, memory: "HostMemory | GpuMemory") -> int:
     del datasets
     _give_back()
     return size
-
-
-def _batches(recipe: Recipe, built: Built, num_steps: int) -> Iterator[StepBatch]:
-    unit = built.unit
-    return train_batches(
-        built.datasets.train,
-        built.order,
-        0,
-        num_steps,
-        rank=unit.data_rank,
-        world_size=unit.data_size,
-        micro_batch=recipe.micro_batch(unit.data_size),
-        pin_memory=unit.device.type == "cuda",
-    )
 
 
 def _warm_up(process: Process, strategy: str) -> None:

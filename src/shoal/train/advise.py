@@ -296,16 +296,16 @@ def _other(outcomes: Sequence[Outcome]) -> str | None:
     """What fits, though `auto` does not take it."""
     for outcome in outcomes:
         if outcome.problem is None and outcome.fits:
-            settings = " ".join(_overrides(settings_of(outcome.option), "parallel"))
+            settings = " ".join(as_overrides(settings_of(outcome.option), "parallel"))
             return f"{settings}, which fits: {in_gib(outcome.memory.total)}, micro-batch {outcome.micro_batch}"
     return None
 
 
-def _overrides(tree: dict[str, Any], path: str) -> Iterator[str]:
+def as_overrides(tree: dict[str, Any], path: str) -> Iterator[str]:
     """`parallel.strategy=fsdp`, as on the command line."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _overrides(value, f"{path}.{name}")
+            yield from as_overrides(value, f"{path}.{name}")
         else:
             yield f"{path}.{name}={value if isinstance(value, str) else json.dumps(value)}"
 

@@ -1,12 +1,13 @@
 """What a recipe describes, built in memory: datasets, model, objective and training unit."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.deferred import CannotDeferError, Deferred, check_others
 from shoal.core.errors import UserError
 from shoal.core.objective import Objective
@@ -15,6 +16,7 @@ from shoal.core.rng import capture_rng, derive_seed, restore_rng, seed_all
 from shoal.core.spec import DataSpec
 from shoal.data.build import build_datasets
 from shoal.data.dataset import Datasets, in_one_go
+from shoal.data.loader import evaluation_batches, train_batches
 from shoal.data.order import Order
 from shoal.data.section import OF_TASK
 from shoal.models.build import build_model
@@ -43,6 +45,30 @@ class Built:
     """Every tensor of the model, as it was before it was divided."""
     identity: Identity
     warnings: list[str]
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that a worker computes at once."""
+        return self.recipe.micro_batch(self.unit.data_size)
+
+    def batches(self, first: int, last: int) -> Generator[StepBatch]:
+        """This worker's share of steps [first, last)."""
+        return train_batches(
+            self.datasets.train, self.order, first, last, micro_batch=self.micro_batch, **self._loading()
+        )
+
+    def validation(self) -> Iterator[MicroBatch]:
+        """This worker's share of the validation set."""
+        batch = self.recipe.evaluate.batch or self.micro_batch
+        return evaluation_batches(self.datasets.val, batch=batch, seed=self.recipe.train.seed, **self._loading())
+
+    def _loading(self) -> dict[str, Any]:
+        return {
+            "rank": self.unit.data_rank,
+            "world_size": self.unit.data_size,
+            "workers": self.recipe.data.workers if self.recipe.data else 0,
+            "pin_memory": self.unit.device.type == "cuda",
+        }
 
 
 def build(recipe: Recipe, process: Process) -> Built:

@@ -3,7 +3,6 @@
 import gc
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from shoal.core.machine import machine_memory
 from shoal.core.process import Process
 from shoal.core.section import Section
 from shoal.core.spec import DataSpec
-from shoal.data.loader import train_batches
 from shoal.data.section import CharText, ImageFolder
 from shoal.observe.runs import read_events
 from shoal.parallel.section import ParallelSection
 from shoal.recipe.identity import fixed_fields
 from shoal.recipe.schema import Recipe
-from shoal.train.advise import USABLE, divisors, in_gib, num_moments
+from shoal.train.advise import USABLE, as_overrides, divisors, in_gib, num_moments
 from shoal.train.build import build
 from shoal.train.restore import on_first
 from shoal.train.shapes import known_shapes
@@ -215,21 +213,12 @@ def _nothing_fits(recipe: Recipe, memory: int, on_gpu: bool) -> UserError:
     if own["strategy"] == "auto":  # with one worker
         own["strategy"] = "single"
     if better.fits and (changes := _difference(own, better.option.parallel.model_dump(mode="json"))):
-        overrides = " ".join(_as_overrides(changes, "parallel"))
+        overrides = " ".join(as_overrides(changes, "parallel"))
         hint = f"what would help: {overrides}, which needs {in_gib(better.memory.total)}"
     needs = f"not even {least.micro_batch} at a time fits: `shoal plan` foresees {in_gib(least.memory.total)}"
     there_is = f"a worker can use {in_gib(USABLE * memory)}"
     hint = hint or "what would help: more workers, a smaller model or shorter samples"
     return UserError(f"train.micro_batch: {needs}, and {there_is}; {hint}")
-
-
-def _as_overrides(changes: dict[str, Any], prefix: str) -> Iterator[str]:
-    """`parallel.strategy=fsdp`, as on the command line."""
-    for name, value in changes.items():
-        if isinstance(value, dict):
-            yield from _as_overrides(value, f"{prefix}.{name}")
-        else:
-            yield f"{prefix}.{name}={json.dumps(value) if not isinstance(value, str) else value}"
 
 
 def _largest_that_fits(recipe: Recipe, first: int, memory: int, process: Process) -> int:
@@ -255,16 +244,7 @@ def _fits(recipe: Recipe, process: Process) -> bool:
 def _take_steps(recipe: Recipe, process: Process) -> None:
     built = build(recipe, process)
     unit = built.unit
-    batches = train_batches(
-        built.datasets.train,
-        built.order,
-        0,
-        2,  # the first makes the optimizer's state
-        rank=unit.data_rank,
-        world_size=unit.data_size,
-        micro_batch=recipe.micro_batch(unit.data_size),
-    )
-    for batch in batches:
+    for batch in built.batches(0, 2):  # the first makes the optimizer's state
         unit.forward_backward(batch)
         unit.optimizer_step(recipe.optim.lr)
     torch.cuda.synchronize(process.device)

@@ -17,7 +17,6 @@ from shoal.core.group import by_network
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
 from shoal.core.weights import weights_sha256
-from shoal.data.loader import evaluation_batches, train_batches
 from shoal.observe.records import Observer, Observers
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.runs import read_events
@@ -157,19 +156,12 @@ def _assemble(
     observer: Observer,
     process: Process,
 ) -> Training:
-    recipe, datasets, order = built.recipe, built.datasets, built.order
+    recipe, order = built.recipe, built.order
     state, resumed = restored.state, restored.checkpoint
     plan = make_plan(recipe, order.steps_per_epoch)
-    micro_batch = recipe.micro_batch(built.unit.data_size)
-    loading: dict[str, Any] = {
-        "rank": built.unit.data_rank,
-        "world_size": built.unit.data_size,
-        "workers": recipe.data.workers if recipe.data else 0,
-        "pin_memory": process.device.type == "cuda",
-    }
 
     def batches(step: int) -> Generator[StepBatch]:
-        return train_batches(datasets.train, order, step, plan.num_steps, micro_batch=micro_batch, **loading)
+        return built.batches(step, plan.num_steps)
 
     def own_stop() -> str | None:
         return request.stop() or saver.trouble()
@@ -177,9 +169,8 @@ def _assemble(
     stop = AgreedStop(own_stop, process.group)
 
     def validation() -> Iterator[MicroBatch]:
-        batch = recipe.evaluate.batch or micro_batch
         stop.anew()  # a batch takes another time than a step
-        yield from evaluation_batches(datasets.val, batch=batch, seed=recipe.train.seed, **loading)
+        yield from built.validation()
         stop.anew()
 
     evaluation_pending = plan.evaluation_pending(state.step, state.evaluated_step)
@@ -189,7 +180,7 @@ def _assemble(
         state=state,
         unit=built.unit,
         batches=batches,
-        validation=validation if datasets.val is not None else None,
+        validation=validation if built.datasets.val is not None else None,
         items=built.objective.items,
         checkpoints=Checkpoints(saver, built.unit, state, process, built.identity, order),
         # What was resumed needs no saving again, unless its evaluation is still to come.
