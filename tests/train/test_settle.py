@@ -248,5 +248,5 @@ def test_a_run_with_a_micro_batch_left_open(train_here: Callable[..., dict[str, 
 
 @pytest.mark.parametrize("value", ["large", 0, -1])
 def test_what_a_micro_batch_may_be(value: Any) -> None:
-    with pytest.raises(Exception, match=r"micro_batch"):
+    with pytest.raises(UserError, match=r"^train\.micro_batch: should be [a-z0 ]* or auto \(given: [^\n]*$"):
         recipe_of(TINY, micro_batch=value)

@@ -15,6 +15,7 @@ from shoal.recipe.load import load_recipe
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from shoal.launch.room import Room
     from shoal.recipe.load import LoadedRecipe
     from shoal.recipe.schema import Recipe
     from shoal.train.advise import Outcome
@@ -62,11 +63,13 @@ def command(
     of_gpu = _size(gpu_memory) if gpu_memory is not None else None
     if check:
         _check_machine(recipe)
+    room = _ask_for_room(recipe, address) if address is not None else None  # what is wrong with it shows at once
     found = forecast(recipe, *memory_of_worker(recipe, of_gpu))
     record = found.to_record()
     _print(found, as_json)
-    if address is not None:
-        record["cluster"] = _room(recipe, address, as_json)
+    if room is not None:
+        record["cluster"] = room.to_record()
+        _print_room(room, address, as_json)
     is_right = True
     if check:
         compared = _check(loaded, as_json)
@@ -111,14 +114,16 @@ def _cells(outcome: "Outcome") -> list[str]:
     return [outcome.option.name + own, *sizes, _in_units(memory.total), host, *counts, sent, fits]
 
 
-def _room(recipe: "Recipe", address: str, as_json: bool) -> dict[str, Any]:
+def _ask_for_room(recipe: "Recipe", address: str) -> "Room":
     from shoal.launch.room import room_on
 
-    room = room_on(address, recipe)
+    return room_on(address, recipe)
+
+
+def _print_room(room: "Room", address: str | None, as_json: bool) -> None:
     size = ", ".join(f"{amount:g} {name}" for name, amount in room.per_worker.items())
     there = f"{room.workers} workers of {size} fit on {room.machines} of its machines, at most {room.free} of them now"
     click.echo(f"cluster at {address}: {room.obstacle or 'has room'}; {there}", err=as_json)
-    return room.to_record()
 
 
 def _check_machine(recipe: "Recipe") -> None:

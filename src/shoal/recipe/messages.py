@@ -15,7 +15,29 @@ from shoal.recipe.yaml_tree import Path, dotted
 
 def describe(error: ValidationError, references: Mapping[Path, str], origins: Mapping[Path, str]) -> str:
     """All that is wrong with a recipe, one line a field."""
-    return "\n".join(dict.fromkeys(_line(detail, references, origins) for detail in error.errors(include_url=False)))
+    details = error.errors(include_url=False)
+    by_field: dict[Path, list[ErrorDetails]] = {}
+    for detail in details:
+        by_field.setdefault(user_path(detail["loc"]), []).append(detail)
+    lines = []
+    for path, found in by_field.items():
+        if len(found) > 1 and any(len(detail["loc"]) > len(path) for detail in found):
+            lines.append(_line_of_union(path, found, references, origins))
+        else:
+            lines.extend(_line(detail, references, origins) for detail in found)
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _line_of_union(
+    path: Path, details: list[ErrorDetails], references: Mapping[Path, str], origins: Mapping[Path, str]
+) -> str:
+    """A field that may be of several types, each of which pydantic has an error for: a number, or a word."""
+    allowed = [
+        detail["ctx"]["expected"].replace("'", "") if detail["type"] == "literal_error" else _words(detail)
+        for detail in details
+    ]
+    given = _given(details[0]["input"], path, references)
+    return f"{dotted(path)}: {' or '.join(allowed)}{f' (given: {given})' if given else ''}{_origin(path, origins)}"
 
 
 def _line(detail: ErrorDetails, references: Mapping[Path, str], origins: Mapping[Path, str]) -> str:
@@ -66,6 +88,8 @@ def _locate(location: tuple[int | str, ...]) -> tuple[Path, type[Section] | None
             continue
         if part == "[key]":  # pydantic's word for the key itself, which stands before it
             continue
+        if isinstance(part, str) and not choices and typing.get_origin(here) in (typing.Union, types.UnionType):
+            continue  # its name of one of several plain types
         if isinstance(here, type) and issubclass(here, Section):
             section = here
             here = here.model_fields[part].annotation if part in here.model_fields else None
