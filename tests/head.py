@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from shoal.bench.cluster import free_ports
 
 _STARTS_WITHIN_S = 90.0
 
@@ -55,6 +56,8 @@ def head_node(num_cpus: int = 2) -> Iterator[Head]:
     try:
         _wait_until_up(head, process, folder)
         yield head
+        if process.poll() is not None:
+            raise AssertionError(f"the cluster ended by itself, status {process.returncode}:\n{_last_words(folder)}")
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -70,13 +73,14 @@ def _wait_until_up(head: Head, process: "subprocess.Popen[bytes]", folder: Path)
     request = urllib.request.Request(f"{head.address}/api/jobs/", headers={"Authorization": f"Bearer {head.token}"})
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(request, timeout=5):
-            return
+            if (folder / "ray_current_cluster").is_file():  # the dashboard answers before the rest is there
+                return
         time.sleep(0.2)
-    raise AssertionError(f"the cluster did not start: {(folder / 'head.log').read_text()}")
+    raise AssertionError(f"the cluster did not start:\n{_last_words(folder)}")
 
 
-def free_ports(number: int) -> list[int]:
-    """Ports of the loopback interface that nobody has now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [found.getsockname()[1] for found in sockets]
+def _last_words(folder: Path) -> str:
+    """The end of what the head and each of its processes wrote: which of them ended first, and why."""
+    files = [folder / "head.log", *sorted(folder.glob("session_2*/logs/*.*"))]
+    texts = {path.name: path.read_text(errors="replace").splitlines()[-8:] for path in files if path.is_file()}
+    return "\n".join(f"--- {name}\n" + "\n".join(lines) for name, lines in texts.items() if lines)
