@@ -42,13 +42,16 @@ class Centred(nn.Module):
         return y - self.centre * self.constant[0]
 
 
-def unit_of(process: Process, model: nn.Module, strategy: str, **settings: Any) -> TrainUnit:
+def unit_of(
+    process: Process, model: nn.Module, strategy: str, tensor: dict[str, Any] | None = None, **settings: Any
+) -> TrainUnit:
     def loss(model: Any, batch: Any) -> torch.Tensor:
         return model(batch).pow(2).mean()
 
     objective = Objective(loss, lambda model, batch, count: {"loss": (loss(model, batch) * count, count)})
     settings = {"optim": OptimSection(name="sgd", lr=0.1)} | settings
-    return build_unit(ParallelSection(strategy=strategy), model, objective, StepSettings(**settings), process)
+    section = ParallelSection.model_validate({"strategy": strategy, "tensor": tensor or {}})
+    return build_unit(section, model, objective, StepSettings(**settings), process)
 
 
 def go(unit: TrainUnit, process: Process, first: int, last: int) -> None:
@@ -96,9 +99,11 @@ def test_statistics_that_training_reads_are_those_that_are_saved(ranks: MakeRank
 class Experts(nn.Module):
     """Of which a worker with other samples uses another one; and a scale of one number that some do not use."""
 
+    shoal_tensor = {"experts.*": "logits"}
+
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+        self.experts = nn.ModuleList(nn.Linear(6, 4) for _ in range(2))
         self.scale = nn.Parameter(torch.ones(()))
         self.rank = rank
 
@@ -107,9 +112,10 @@ class Experts(nn.Module):
         return y * self.scale if self.rank else y
 
 
-def other_experts(process: Process) -> str:
+def other_experts(process: Process, section: dict[str, Any]) -> str:
     torch.manual_seed(0)
-    unit = unit_of(process, Experts(process.rank), "fsdp")
+    own = process.rank * 2 // process.world_size
+    unit = unit_of(process, Experts(own), **section)
     try:
         go(unit, process, 0, 1)
         unit.state()
@@ -118,10 +124,24 @@ def other_experts(process: Process) -> str:
     return ""
 
 
-def test_workers_that_use_other_weights_are_all_told_before_anything_is_saved(ranks: MakeRanks) -> None:
-    for message in ranks(2)(other_experts):
-        assert message.startswith("model: workers have used different weights in a step")
-        assert "parallel.find_unused_parameters=true" in message
+@pytest.mark.parametrize(
+    ("workers", "section", "instead"),
+    [
+        (2, {"strategy": "fsdp"}, "use parallel.strategy=ddp with parallel.find_unused_parameters=true"),
+        (4, {"strategy": "tensor", "tensor": {"size": 2, "across": "fsdp"}}, "use parallel.tensor.across=ddp"),
+        (4, {"strategy": "tensor", "tensor": {"size": 2, "across": "ddp"}}, None),
+    ],
+    ids=["fsdp", "tensor across fsdp", "tensor across ddp"],
+)
+def test_workers_that_use_other_weights_are_all_told_before_anything_is_saved(
+    ranks: MakeRanks, workers: int, section: dict[str, Any], instead: str | None
+) -> None:
+    for message in ranks(workers)(other_experts, section):
+        if instead is None:
+            assert message == ""
+        else:
+            assert message.startswith("model: workers have used different weights in a step")
+            assert message.endswith(instead)
 
 
 def in_double(process: Process) -> tuple[float, float]:

@@ -1,8 +1,7 @@
 """Fully sharded data parallel: every worker holds a part of each tensor, and gathers a block's when it computes it."""
 
 import contextlib
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -11,13 +10,12 @@ import torch.distributed as dist
 from torch import nn
 
 from shoal.core.batch import StepBatch
-from shoal.core.errors import UserError
-from shoal.core.group import Group
 from shoal.core.objective import Objective
 from shoal.core.process import Process
 from shoal.parallel.hooks import refuse_gradient_hooks
 from shoal.parallel.mesh import COPIES, SHARDS, build_mesh
 from shoal.parallel.replica import Replica
+from shoal.parallel.same_used import SameUsed
 from shoal.parallel.section import ParallelSection
 from shoal.parallel.sharding import fill, shard_model, undivided, without_reduction
 from shoal.parallel.unit import StepLoss, StepSettings, UnitState
@@ -48,7 +46,9 @@ class FsdpUnit(Replica):
         """Every worker has them whole. Those of a model that was on the meta device are others than before."""
         _move_undivided(model, self.kept, process.device)
         super().__init__(model, objective, settings, process, is_divided=True)
-        self.same_used = SameUsed(self.group, self.names)
+        self.same_used = SameUsed(
+            self.group, self.names, instead="parallel.strategy=ddp with parallel.find_unused_parameters=true"
+        )
         self.before_last: Callable[[], AbstractContextManager[None]] = (
             contextlib.nullcontext if section.fsdp.reduce_every_micro_batch else partial(without_reduction, model)
         )
@@ -65,39 +65,6 @@ class FsdpUnit(Replica):
         """As of one process, of which each worker has its part; nothing that must not be kept."""
         self.same_used.check()
         return super().state()
-
-
-class SameUsed:
-    """Whether all workers have used the same weights in a step.
-
-    FSDP sums the gradients that a worker has, one after the other: those of workers that have others would be added to
-    them. The answer is waited for in the next step, when it has long been there, and before anything is saved.
-    """
-
-    def __init__(self, group: Group, names: Mapping[nn.Parameter, str]) -> None:
-        self._group, self._names = group, names
-        self._wait: Callable[[], list[float]] | None = None
-        self._missing: str | None = None
-
-    def ask(self, parameters: Iterable[nn.Parameter]) -> None:
-        """After a backward pass."""
-        missing = [self._names[parameter] for parameter in parameters if parameter.grad is None]
-        self._missing = missing[0] if missing else None
-        which = zlib.crc32("\n".join(missing).encode())
-        self._wait = self._group.start_max(which, -which)
-
-    def check(self) -> None:
-        """Every worker raises, or none."""
-        if self._wait is None:
-            return
-        most, least = self._wait()
-        self._wait = None
-        if most != -least:
-            example = f", here {self._missing}" if self._missing else ""
-            raise UserError(
-                f"model: workers have used different weights in a step (some were not used{example}), and fsdp adds up "
-                "gradients in their order; use parallel.strategy=ddp with parallel.find_unused_parameters=true"
-            )
 
 
 def _average(kept: list[nn.Parameter], world_size: int) -> None:

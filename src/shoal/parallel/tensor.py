@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from shoal.parallel.gradients import align_gradients, average_gradients
 from shoal.parallel.hooks import refuse_gradient_hooks
 from shoal.parallel.mesh import COPIES, SHARDS, TENSOR, build_mesh, on_whole_mesh
 from shoal.parallel.replica import Replica
+from shoal.parallel.same_used import SameUsed
 from shoal.parallel.section import ParallelSection
 from shoal.parallel.sharding import fill, shard_model, without_reduction
 from shoal.parallel.tensor_plan import read_plan
@@ -53,13 +54,16 @@ class TensorUnit(Replica):
             divide_layers(model, plan, group, sequence)
         self.before_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         keep_on = process.device
-        if section.tensor.across == "fsdp" and data is not None:
+        self.is_sharded = section.tensor.across == "fsdp" and data is not None
+        if self.is_sharded:
+            assert data is not None
             shard_model(model, data, section.fsdp, settings, process.device)
             keep_on = torch.device("cpu") if section.fsdp.cpu_offload else process.device
             if not section.fsdp.reduce_every_micro_batch:
                 self.before_last = partial(without_reduction, model)
         _place(model, initial, keep_on, process.device)
         super().__init__(model, objective, settings, process, is_divided=True)
+        self.same_used = SameUsed(self.group, self.names, instead="parallel.tensor.across=ddp")
         self.mesh = mesh
         self.data_rank, self.data_size = mesh.data_rank, mesh.degrees.data
         self.random_rank = process.rank - mesh.tensor_rank
@@ -75,7 +79,10 @@ class TensorUnit(Replica):
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker those of its part."""
+        self.same_used.check()
         loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
+        if self.is_sharded:
+            self.same_used.ask(self.parameters)
         align_gradients(self.parameters)
         for side, parameters in self.to_average:
             part = self.mesh.part(side)
@@ -92,7 +99,8 @@ class TensorUnit(Replica):
         return measured if self.mesh.tensor_rank == 0 else {}
 
     def state(self) -> UnitState:
-        """As one process has it; of what is divided, the part that is here."""
+        """As one process has it; of what is divided, the part that is here. Nothing that must not be kept."""
+        self.same_used.check()
         state = super().state()
         tensors = {
             name: on_whole_mesh(held, self.mesh) if is_distributed(held) else held
@@ -103,7 +111,7 @@ class TensorUnit(Replica):
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight as a whole, in the order of their names."""
         for name, tensor in sorted(named_weights(self.model).items()):
-            yield name, _whole(tensor) if is_distributed(tensor) else tensor
+            yield name, _whole(tensor, self.device) if is_distributed(tensor) else tensor
 
 
 def _place(
@@ -124,8 +132,9 @@ def _place(
                 module._buffers[name] = buffer.to(device)
 
 
-def _whole(tensor: DTensor) -> torch.Tensor:
-    """Gathered from one side after the other: PyTorch does that too, with a warning."""
+def _whole(tensor: DTensor, device: torch.device) -> torch.Tensor:
+    """Gathered on the device, where workers can talk; from one side after the other, as PyTorch does with a warning."""
+    tensor = cast("DTensor", tensor.to(device))
     placements = list(tensor.placements)
     for side in range(len(placements)):
         placements[side] = Replicate()
