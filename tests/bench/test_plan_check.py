@@ -55,6 +55,14 @@ def test_a_language_model_takes_what_was_foreseen(here: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("compress", ["bf16", "powersgd"])
+def test_what_packing_takes_was_foreseen(compress: str, here: Path) -> None:
+    write_tokens(here, 8000)
+    found = compared(GPT, **{"cluster.workers": 2, "parallel.strategy": "ddp", "parallel.compress": compress})
+    assert abs(found["parts"]["peak"]["difference"]) < 0.05, found["parts"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -326,6 +326,33 @@ def test_packed_gradients_still_teach_and_keep_workers_the_same(ranks: MakeRanks
         assert sum(worker.losses[-2:]) < 0.7 * sum(worker.losses[:2]), "it learns"
         assert worker.losses == pytest.approx(expected.losses, abs=0.15), "about as without packing"
     assert any(not torch.equal(found[0].weights[-1][name], tensor) for name, tensor in expected.weights[-1].items())
+
+
+def low_rank(process: Process) -> dict[str, torch.Tensor]:
+    """Weights after some steps with many buckets of one size, so that Gloo would not notice if they were mixed up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(12)))
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return cast("torch.Tensor", model(batch)).pow(2).mean()
+
+    section = ParallelSection(
+        strategy="ddp", compress="powersgd", powersgd_rank=2, powersgd_start_step=2, bucket_mb=64 * 64 * 4 / 2**20
+    )
+    objective = Objective(loss, lambda model, batch, count: {})
+    unit = build_unit(section, model, objective, StepSettings(OptimSection(name="sgd", lr=0.1)), process)
+    for step in range(12):
+        data = torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * step + process.rank))
+        unit.forward_backward(StepBatch([MicroBatch(data, 4)], 4 * process.world_size))
+        unit.optimizer_step(0.1)
+    return {name: tensor.clone() for name, tensor in unit.full_weights()}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="refused on the CPU of a machine with a GPU")
+def test_buckets_that_are_packed_by_powersgd_are_not_mixed_up(ranks: MakeRanks) -> None:
+    first, *others = [weights for _ in range(3) for weights in ranks(3)(low_rank)]
+    for weights in others:
+        assert_equal([weights], [first])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")

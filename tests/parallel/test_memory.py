@@ -74,7 +74,19 @@ def test_every_worker_of_ddp_holds_what_one_process_does_and_buckets() -> None:
     assert memory("ddp", 4, 2).buffers - memory("ddp").buffers == WHOLE
     apart = memory("ddp", gradient_as_bucket_view=False, kept=200 * MB)
     assert apart.buffers - memory("ddp", kept=200 * MB).buffers == WHOLE
-    assert memory("ddp", compress="bf16").buffers - memory("ddp").buffers == WHOLE // 2
+
+
+def test_packed_gradients_are_there_beside_those_that_were_made_so_far() -> None:
+    plain, packed = memory("ddp"), memory("ddp", compress="bf16")
+    assert packed.when == plain.when == "backward pass of what surrounds the blocks"
+    assert packed.buffers - plain.buffers == WHOLE // 2
+    plain, packed = memory("ddp", kept=200 * MB), memory("ddp", kept=200 * MB, compress="bf16")
+    assert packed.when == plain.when == "backward pass of blocks.3"
+    assert packed.buffers - plain.buffers == BLOCK // 2
+    # What powersgd has lost so far, and on a GPU a copy of what is on its way.
+    assert memory("ddp", compress="powersgd").buffers - memory("ddp").buffers == WHOLE
+    on_gpu = memory("ddp", compress="powersgd", on_gpu=True)
+    assert on_gpu.buffers - memory("ddp", on_gpu=True).buffers == 2 * WHOLE
 
 
 def test_fsdp_divides_all_that_is_kept_and_gathers_a_block_at_a_time() -> None:

@@ -23,7 +23,7 @@ HOW = {
 _LIMIT_S = 1800.0
 
 
-def compare(loaded: LoadedRecipe, outcome: Outcome, num_steps: int = 3) -> dict[str, Any]:
+def compare(loaded: LoadedRecipe, outcome: Outcome, num_steps: int = 4) -> dict[str, Any]:
     """Take steps as `outcome` foresees them, and put both beside each other. For the worker that took most."""
     measured = measure(recipe_for(loaded, outcome), num_steps)
     most = max(measured, key=lambda worker: worker["peak"])
@@ -56,7 +56,9 @@ def recipe_for(loaded: LoadedRecipe, outcome: Outcome) -> LoadedRecipe:
     A micro-batch that follows from the rest of the recipe is left to follow from it: it need not divide anything.
     """
     recipe = loaded.recipe
-    changes: dict[str, Any] = {"parallel": outcome.option.parallel}
+    # Packing by powersgd begins late, and the few steps of a check are to have it.
+    parallel = outcome.option.parallel.model_copy(update={"powersgd_start_step": 2})
+    changes: dict[str, Any] = {"parallel": parallel}
     if not outcome.is_own_micro_batch:
         changes["train"] = recipe.train.model_copy(update={"micro_batch": outcome.micro_batch})
     changed = recipe.model_copy(update=changes)

@@ -33,7 +33,19 @@ def register_hook(ddp: DistributedDataParallel, section: ParallelSection, proces
             matrix_approximation_rank=section.powersgd_rank,
             start_powerSGD_iter=section.powersgd_start_step,
         )
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        hook = powerSGD_hook.powerSGD_hook if dist.get_backend() == "nccl" else _one_after_the_other
+        ddp.register_comm_hook(state, hook)
+
+
+def _one_after_the_other(state: powerSGD_hook.PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """PyTorch's hook, done before the next bucket begins.
+
+    It sends more when what it sent first has come. NCCL keeps to the order in which buckets began; Gloo's threads go on
+    with whichever is first, another one on every worker, so that parts of one bucket would be added to another's.
+    """
+    future = powerSGD_hook.powerSGD_hook(state, bucket)
+    future.wait()
+    return future
 
 
 def _sum_in_bf16(world_size: int, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

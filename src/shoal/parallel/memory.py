@@ -35,7 +35,9 @@ def _moments(profile: Profile, way: Way) -> Iterator[Memory]:
         yield from deepspeed_moments(profile, way)
 
 
-def _replica(profile: Profile, way: Way, holds_gradients: bool, buffers: int = 0) -> Iterator[Memory]:
+def _replica(
+    profile: Profile, way: Way, holds_gradients: bool, buffers: int = 0, packed: float = 0.0
+) -> Iterator[Memory]:
     """A whole model on every worker.
 
     Args:
@@ -43,6 +45,7 @@ def _replica(profile: Profile, way: Way, holds_gradients: bool, buffers: int = 0
         way: How a step is carried out.
         holds_gradients: Whether all gradients are there throughout a pass, of earlier micro-batches or in buckets.
         buffers: Bytes beside the model's own.
+        packed: Bytes that are there, until the pass ends, for each one of a gradient that was made in it.
     """
     held = Memory(weights=profile.weights, optimizer=way.moments * profile.trained, buffers=profile.buffers + buffers)
     made, given = 0, step_batches(profile, way)
@@ -51,8 +54,10 @@ def _replica(profile: Profile, way: Way, holds_gradients: bool, buffers: int = 0
             gradients, activations = profile.trained, phase.peak_apart
         else:
             gradients, activations = made + phase.peak_gradients, phase.peak - phase.peak_gradients
-        when = phase_words(profile, phase)
-        yield replace(held, gradients=gradients, activations=activations + given, when=when)
+        when, sent = phase_words(profile, phase), int(packed * (made + phase.made))
+        yield replace(
+            held, gradients=gradients, activations=activations + given, buffers=held.buffers + sent, when=when
+        )
         made += phase.made
     yield replace(held, gradients=profile.trained, activations=given, when="optimizer")
 
@@ -64,13 +69,14 @@ def _ddp(profile: Profile, way: Way) -> Iterator[Memory]:
         unused = profile.trained if way.on_gpu else 0
         yield from _replica(profile, way, holds_gradients=way.micro_batches > 1, buffers=unused)
         return
-    packed = {"none": 0, "bf16": profile.trained // 2, "fp16": profile.trained // 2, "powersgd": profile.trained}
-    buffers = packed[section.compress]
+    # On the CPU, powersgd has done with one bucket before it begins another.
+    packed = {"none": 0.0, "bf16": 0.5, "fp16": 0.5, "powersgd": 1.0 if way.on_gpu else 0.0}[section.compress]
+    buffers = profile.trained if section.compress == "powersgd" else 0  # what was lost in packing, for the next step
     # Micro-batches before the last add up their gradients outside of the buckets.
     if section.gradient_as_bucket_view and way.micro_batches == 1:
-        yield from _replica(profile, way, holds_gradients=True, buffers=buffers)
+        yield from _replica(profile, way, holds_gradients=True, buffers=buffers, packed=packed)
     else:
-        yield from _replica(profile, way, way.micro_batches > 1, buffers + profile.trained)
+        yield from _replica(profile, way, way.micro_batches > 1, buffers + profile.trained, packed)
 
 
 def _tensor(profile: Profile, way: Way) -> Iterator[Memory]:
