@@ -35,8 +35,9 @@ def test_a_table_of_strategies_and_what_auto_takes(here: Path, capfd: Capture) -
     assert header.split()[7:] == ["in", "host", "micro-batch", "accumulation", "sent", "fits"]
     names = [" ".join(row.split("  ")[0].split()) for row in rows[:9]]
     assert names == [
-        "ddp", "fsdp", "tensor x fsdp", "fsdp, offloaded", "zero-1", "zero-2", "zero-3", "pipeline", "tensor",
-    ]  # fmt: skip
+        *("ddp", "fsdp", "tensor 2 x fsdp 2", "fsdp, offloaded", "zero-1", "zero-2", "zero-3"),
+        *("pipeline 4, 1f1b", "tensor 4"),
+    ]
     assert all(row.endswith("yes") for row in rows[:9])
     assert rows[9].startswith("auto: ddp, because the whole model fits on every worker: ") and not err
     assert [path.name for path in here.iterdir()] == ["gpt.yaml"], "nothing is written"
@@ -55,7 +56,7 @@ def test_with_json_the_last_line_on_stdout_is_all_of_it(here: Path, capfd: Captu
     assert found["usable_bytes"] == 36 * 10**6 and found["auto"]["fits"] is False
     assert found["auto"]["micro_batch"] == 1 and found["auto"]["parallel"]["strategy"] == "fsdp"
     assert found["auto"]["why"].startswith("nothing fits into the 34 MiB that a worker can use")
-    assert "pipeline (recipe)" in err and found["parameters"] > 0
+    assert "pipeline 2, 1f1b (recipe)" in err and found["parameters"] > 0
 
 
 def test_this_machines_memory_is_taken_where_none_is_given(here: Path, capfd: Capture) -> None:
@@ -77,10 +78,29 @@ def test_a_model_of_ones_own_without_blocks_is_planned_and_what_auto_does_with_i
     (here / "own.yaml").write_text(json.dumps(own_recipe("task_to_plan")))
     assert run(["plan", "own.yaml", "--workers", "4", "--gpu-memory", "8GB"]) == 0
     out, _ = capfd.readouterr()
-    assert "pipeline: not possible: parallel.strategy: pipeline needs a model that says how it is cut" in out
-    assert "auto: ddp, because" in out and "auto takes ddp for it; set what you want" in out.splitlines()[-1]
+    assert "pipeline 4, 1f1b: not possible: parallel.strategy: pipeline needs a model that says how it is cut" in out
+    unseen = "auto: ddp, because a run does not look at a model of your own before it builds it"
+    assert f"{unseen}; the whole model fits on every worker: " in out and "better:" not in out
     assert run(["plan", "own.yaml", "--workers", "4", "--gpu-memory", "8GB", "parallel.strategy=fsdp"]) == 0
-    assert "auto takes ddp" not in capfd.readouterr().out
+    assert unseen not in capfd.readouterr().out
+    assert run(["plan", "own.yaml", "--workers", "4", "--gpu-memory", "64MiB"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert unseen in lines
+    assert any(line.startswith("better: parallel.strategy=fsdp") and "because nothing fits" in line for line in lines)
+
+
+def test_what_auto_takes_can_be_written_into_a_recipe(here: Path, capfd: Capture) -> None:
+    words = [write_gpt(here), "--workers", "4", "--gpu-memory", "66MiB", "--json"]
+    assert run(["plan", *words]) == 0
+    out, err = capfd.readouterr()
+    found = json.loads(out.splitlines()[-1])["auto"]
+    assert found["name"] != "ddp"
+    start = "the same in words of a recipe: "
+    (written,) = (line.removeprefix(start) for line in err.splitlines() if line.startswith(start))
+    assert run(["plan", *words, *written.split()]) == 0
+    again = json.loads(capfd.readouterr().out.splitlines()[-1])
+    (own,) = (row for row in again["strategies"] if row["is_own"])
+    assert own["parallel"] == found["parallel"] and own["micro_batch"] == found["micro_batch"]
 
 
 def test_workers_that_come_and_go_are_planned_for_when_all_are_there(here: Path, capfd: Capture) -> None:
@@ -96,7 +116,9 @@ def test_what_auto_cannot_take_is_told_beside_what_the_recipe_asks_for(here: Pat
     words = ["--workers", "3", "--gpu-memory", "8GB", "parallel.strategy=pipeline"]
     assert run(["plan", write_gpt(here), *words]) == 0
     out, _ = capfd.readouterr()
-    assert "pipeline (recipe)" in out and out.splitlines()[-1].startswith("auto: not possible: train.global_batch: 16")
+    assert "pipeline 3, 1f1b (recipe)" in out and out.splitlines()[-1].startswith(
+        "auto: not possible: train.global_batch: 16"
+    )
 
 
 def test_a_check_of_what_does_not_fit_here_starts_nothing(
@@ -104,7 +126,9 @@ def test_a_check_of_what_does_not_fit_here_starts_nothing(
 ) -> None:
     monkeypatch.setattr(forecast, "machine_memory", lambda: 1000)
     assert run(["plan", str(write_tiny(here)), "--check"]) == 2
-    assert "error: --check: single does not fit on this machine, where a worker can use 0 MiB" in capfd.readouterr().err
+    assert (
+        "error: --check: single does not fit on this machine, where a worker can use 0.0 MiB" in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +162,15 @@ def test_a_check_puts_measured_beside_predicted(here: Path, capfd: Capture) -> N
     }  # fmt: skip
     weights = check["parts"]["weights"]
     assert weights["predicted_bytes"] == weights["measured_bytes"] == 4 * (16 * 8 + 8 + 8 * 3 + 3)
-    assert "check" in err and "measured: most memory of a worker's own" in err
+    assert "check: a few steps of single on this machine's CPU\n" in err
+    assert "measured: most memory of a worker's own" in err
+    assert err.splitlines()[-1] == "check: as foreseen, within 10%, or 16 MiB where that is more"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_check_on_the_cpu_says_so_beside_figures_for_gpus(here: Path, capfd: Capture) -> None:
+    assert run(["plan", str(write_tiny(here)), "--gpu-memory", "80GiB", "--check"]) == 0
+    assert "on this machine's CPU; what stands above is for GPUs\n" in capfd.readouterr().err
 
 
 def test_a_check_of_a_run_that_fails_says_why(here: Path, capfd: Capture) -> None:

@@ -134,7 +134,7 @@ def test_a_job_is_followed_to_its_end_and_its_run_is_seen_here(
         f"  dashboard   {head.address}/#/jobs/{job_id}",
     ]
     assert f"job {job_id}: done at step 46  train_loss " in err and f"  shoal runs show {run_dir}" in err
-    assert f"{job_id}: 13,754 parameters on 2 workers, cpu" in out and "step 46/46  epoch 2.00  val_loss" in out
+    assert f"{job_id}: 13,754 parameters on 2 workers (ddp), cpu" in out and "step 46/46  epoch 2.00  val_loss" in out
     for chatter in ("entrypoint", "Runtime env", "INFO", "weights_sha256", "Traceback"):
         assert chatter not in out + err
     assert run(["runs", "show", str(run_dir)]) == 0

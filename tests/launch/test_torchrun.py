@@ -108,7 +108,7 @@ def test_torchrun_gives_the_weights_of_the_other_launchers_and_says_as_little(sl
     assert summary["world_size"] == 2 and summary["restarts"] == 0 and summary["status"] == "done"
     assert summary["time_to_first_step_s"] > 0.5, "counted from the command, not from the workers"
     assert "torch/distributed" not in err and "OMP_NUM_THREADS" not in err
-    assert err.count("on 2 workers, cpu") == 1 and "Traceback" not in err
+    assert err.count("on 2 workers (ddp), cpu") == 1 and "Traceback" not in err
     assert [line for line in sorted(err.splitlines()) if "made" in line] == ["[rank 0] made", "[rank 1] made"]
 
 

@@ -26,6 +26,9 @@ from tests.terminal import terminal
 START: dict[str, Any] = {
     "run": "tiny-1",
     "world_size": 1,
+    "strategy": "single",
+    "micro_batch": 16,
+    "accumulation": 1,
     "parameters": 12345,
     "device": "cpu",
     "train_samples": 96,
@@ -78,8 +81,9 @@ def test_metrics_are_described_in_the_order_asked_for() -> None:
         ("start", START, "tiny-1: 12,345 parameters on cpu, 96 samples, 40 steps of 16"),
         (
             "start",
-            START | {"world_size": 3},
-            "tiny-1: 12,345 parameters on 3 workers, cpu, 96 samples, 40 steps of 16",
+            START | {"world_size": 3, "strategy": "pipeline 3, 1f1b", "micro_batch": 2, "accumulation": 8},
+            "tiny-1: 12,345 parameters on 3 workers (pipeline 3, 1f1b), cpu, 96 samples, 40 steps of 16 "
+            "in micro-batches of 2",
         ),
         ("resume", {"step": 5, "path": "x"}, "resuming from step 5"),
         (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.parallel.degrees import Degrees, DegreesError, by_node, find_degrees
+from shoal.parallel.degrees import Degrees, DegreesError, by_node, find_degrees, in_words
 from shoal.parallel.section import ParallelSection
 
 
@@ -75,7 +75,13 @@ def test_machines_count_only_where_the_recipe_says_so():
     [
         ("pipeline", {"pipeline": {"stages": 4}}, 6, ("pipeline", "stages"), "4 does not divide the 6 workers .*: 3$"),
         ("tensor", {"tensor": {"size": 5}}, 8, ("tensor", "size"), "5 does not divide the 8 workers .*: 4$"),
-        ("fsdp", {"fsdp": {"shard_size": 3}}, 4, ("fsdp", "shard_size"), "3 does not divide the 4 workers .*: 4$"),
+        (
+            "fsdp",
+            {"fsdp": {"shard_size": 3}},
+            4,
+            ("fsdp", "shard_size"),
+            "3 does not divide the 4 workers .*: 2 and 4$",
+        ),
         ("fsdp", {"fsdp": {"shard_size": 9}}, 4, ("fsdp", "shard_size"), "9 does not divide the 4 workers .*: 4$"),
         (
             "tensor",
@@ -104,3 +110,23 @@ def test_the_nearest_that_is_told_works(size, workers):
         assert nearer == []
     else:
         assert (found.stages, found.copies) == (size, workers // size)
+
+
+@pytest.mark.parametrize(
+    ("section", "workers", "words"),
+    [
+        ({"strategy": "ddp"}, 4, "ddp"),
+        ({"strategy": "fsdp"}, 4, "fsdp"),
+        ({"strategy": "fsdp", "fsdp": {"shard_size": 2, "cpu_offload": True}}, 6, "fsdp 2 x ddp 3, offloaded"),
+        ({"strategy": "deepspeed", "deepspeed": {"stage": 1}}, 4, "zero-1"),
+        ({"strategy": "deepspeed", "deepspeed": {"stage": 3, "offload_params": "cpu"}}, 4, "zero-3, offloaded"),
+        ({"strategy": "pipeline"}, 4, "pipeline 4, 1f1b"),
+        ({"strategy": "pipeline", "pipeline": {"stages": 2, "schedule": "gpipe"}}, 4, "pipeline 2 x ddp 2, gpipe"),
+        ({"strategy": "tensor"}, 4, "tensor 4"),
+        ({"strategy": "tensor", "tensor": {"size": 2}}, 4, "tensor 2 x ddp 2"),
+        ({"strategy": "tensor", "tensor": {"size": 2, "across": "fsdp"}}, 6, "tensor 2 x fsdp 3"),
+    ],
+)
+def test_a_strategy_is_told_with_its_sizes(section, workers, words):
+    found = ParallelSection(**section)
+    assert in_words(found, found.strategy, find_degrees(found, found.strategy, workers)) == words

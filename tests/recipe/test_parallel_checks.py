@@ -1,12 +1,13 @@
 """Combinations of strategy, model and workers that cannot work are refused before anything starts, with what does."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.core.errors import UserError
 from shoal.recipe.load import load_recipe
-from shoal.recipe.parallel_checks import num_shares
+from shoal.recipe.parallel_checks import check_ds_config, idle_settings, num_shares
 
 VIT = {"name": "vit", "patch": 4, "dim": 48, "layers": 6, "heads": 6}
 
@@ -79,7 +80,7 @@ def test_what_works_is_not_refused(strategy: str, workers: int, overrides: dict[
             8,
             {"parallel__tensor__size": 2, "parallel__tensor__across": "fsdp", "parallel__fsdp__shard_size": 3},
             "parallel.fsdp.shard_size",
-            "3 does not divide the 4 groups of 2 workers into equal groups; nearest that does: 4",
+            "3 does not divide the 4 groups of 2 workers into equal groups; nearest that do: 2 and 4",
         ),
         ("pipeline", 1, {}, "parallel.strategy", "divides a model among workers, and there is one; use single"),
         ("tensor", 1, {}, "parallel.strategy", "divides a model among workers, and there is one; use single"),
@@ -111,7 +112,8 @@ def test_what_works_is_not_refused(strategy: str, workers: int, overrides: dict[
             4,
             {},
             "parallel.tensor.size",
-            "4 workers cannot share the 6 heads of model.heads evenly; set parallel.tensor.size=2, or change the heads",
+            "4 workers cannot share the 6 heads of model.heads evenly; set parallel.tensor.size=2, or make "
+            "model.heads a multiple of 4",
         ),
         ("tensor", 5, {}, "parallel.tensor.size", "cannot share the 6 heads of model.heads evenly; use fsdp, or"),
         (
@@ -208,6 +210,44 @@ def test_the_batch_is_divided_among_those_who_have_data_of_their_own(
     if shares > 1:
         message = told(strategy, workers, **overrides, train__global_batch=8 * shares + 1)
         assert f"{8 * shares + 1} is not divisible by" in message and f"nearest that is: {8 * shares}" in message
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overrides", "idle"),
+    [
+        ("ddp", {"parallel__deepspeed__stage": 3}, ["parallel.deepspeed.stage"]),
+        ("pipeline", {"parallel__fsdp__cpu_offload": True}, ["parallel.fsdp.cpu_offload"]),
+        ("pipeline", {"parallel__pipeline__stages_per_worker": 3}, ["parallel.pipeline.stages_per_worker"]),
+        ("tensor", {"parallel__fsdp__cpu_offload": True}, ["parallel.fsdp.cpu_offload"]),
+        ("tensor", {"parallel__fsdp__cpu_offload": True, "parallel__tensor__across": "fsdp"}, []),
+        ("fsdp", {"parallel__fsdp__cpu_offload": True}, []),
+        ("auto", {"parallel__fsdp__cpu_offload": True}, []),  # which may take it
+    ],
+)
+def test_what_is_said_for_other_strategies_is_told(strategy: str, overrides: dict[str, Any], idle: list[str]) -> None:
+    found = list(idle_settings(load(strategy, 2, **overrides).parallel))
+    assert [words.partition(":")[0] for words in found] == idle
+    assert all("not used" in words for words in found)
+
+
+def test_a_ds_config_is_compared_as_far_as_a_recipe_alone_decides(tmp_path: Path) -> None:
+    def check(text: str, **overrides: Any) -> None:
+        (tmp_path / "ds.json").write_text(text)
+        check_ds_config(load("deepspeed", 2, parallel__deepspeed__config=str(tmp_path / "ds.json"), **overrides))
+
+    check('{"train_micro_batch_size_per_gpu": 60, "gradient_accumulation_steps": 2}', train__micro_batch=60)
+    check('{"train_micro_batch_size_per_gpu": 7}', train__micro_batch="auto")
+    for text, says in (
+        ('{"train_micro_batch_size_per_gpu": 7}', "train_micro_batch_size_per_gpu"),
+        ('{"zero_optimization": {"stage": 3}}', "parallel.deepspeed.stage"),
+        ('{"zero_optimisation": {}', "is not JSON"),
+        ("[]", "holds a list"),
+    ):
+        with pytest.raises(UserError, match=says):
+            check(text)
+    (tmp_path / "ds.json").unlink()
+    with pytest.raises(UserError, match="cannot be read: No such file or directory; give another path"):
+        check_ds_config(load("deepspeed", 2, parallel__deepspeed__config=str(tmp_path / "ds.json")))
 
 
 def test_every_size_that_is_told_works() -> None:

@@ -141,7 +141,9 @@ def test_fsdp_is_next_and_the_reason_is_told() -> None:
     outcomes, choice = weighed(recipe_of(4), 1.25)
     assert not outcomes["ddp"].fits and outcomes["ddp"].micro_batch == 1
     assert choice.outcome is outcomes["fsdp"] and outcomes["fsdp"].fits
-    assert choice.why.startswith("ddp would need 2.09 GiB and a worker can use 1.25 GiB; fsdp needs ")
+    assert choice.why.startswith(
+        "ddp would need 2.09 GiB and a worker can use 1.25 GiB; fsdp is the fastest that fits, "
+    )
 
 
 def test_recomputing_activations_is_hinted_at_where_ddp_would_then_fit() -> None:

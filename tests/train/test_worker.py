@@ -302,6 +302,20 @@ def test_loader_workers_do_not_change_the_result(train_here, here):
     )
 
 
+def test_rates_are_of_what_was_trained_since_the_start(here):
+    """Tokens of steps before a stop are in the loss of the next report, and not in its rate."""
+    fields = {"cluster.threads_per_worker": 1, "cluster.gpus_per_worker": 0}
+    fields |= small("shakespeare", here / "d", 12) | {"observe.every_steps": 8}
+    console = StopsAt(5)
+    stopped = launch(prepare(["shakespeare"], fields, run_dir=here / "r"), Launch(console, console.stop))
+    assert stopped["step"] == 5
+    final = launch(prepare(resume=here / "r"), Launch(StopsAt(99)))
+    reports = [record for record in read_metrics(here / "r") if "samples_per_s" in record["metrics"]]
+    assert [record["step"] for record in reports][-2:] == [8, 12]
+    for rates in (stopped, final, *(record["metrics"] for record in reports)):
+        assert rates["tokens_per_s"] == pytest.approx(16 * rates["samples_per_s"], rel=0.01)
+
+
 def test_seconds_add_up_and_rates_are_told(train_here, here):
     summary = train_here("shakespeare", overrides=small("shakespeare", here / "d", 8), run_dir="r")
     assert summary["tokens_per_s"] == pytest.approx(16 * summary["samples_per_s"], rel=0.01)

@@ -277,3 +277,19 @@ class Hurries(SilentConsole):
     def event(self, name: str, fields: dict[str, Any]) -> None:
         if name == "resume":
             Path("slow").unlink()
+
+
+def test_what_runs_is_told_and_a_pipeline_that_waits_for_itself(ranks: MakeRanks, here: Path) -> None:
+    fields = small("shakespeare", here / "data", 1) | PLAIN | {"cluster.workers": 2, "cluster.min_workers": None}
+    fields |= {"parallel.strategy": "pipeline", "train.micro_batch": 4, "train.global_batch": 4, "model.layers": 2}
+    fields["parallel.tensor.size"] = 2
+    ranks(2)(run, "shakespeare", fields, here / "r", False, 0, None)
+    events = read_events(here / "r")
+    (start,) = (event for event in events if event["event"] == "start")
+    assert start["strategy"] == "pipeline 2, 1f1b" and start["micro_batch"] == 4 and start["accumulation"] == 1
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert any(
+        words.startswith("train.micro_batch: 4 makes 1 micro-batch a step, fewer than the 2 stages")
+        for words in warnings
+    )
+    assert "parallel.tensor.size: is not used, because parallel.strategy is pipeline" in warnings

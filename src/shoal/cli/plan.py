@@ -72,7 +72,7 @@ def command(
         _print_room(room, address, as_json)
     is_right = True
     if check:
-        compared = _check(loaded, as_json)
+        compared = _check(loaded, found.on_gpu, as_json)
         record, is_right = record | {"check": compared}, compared["agrees"]
     if as_json:
         click.echo(to_json_line(record))
@@ -80,7 +80,7 @@ def command(
 
 
 def _print(found: "Forecast", to_stderr: bool) -> None:
-    from shoal.train.advise import in_gib
+    from shoal.train.advise import in_gib, to_take
 
     recipe, where = found.recipe, "GPU" if found.on_gpu else "CPU"
     workers = f"{recipe.cluster.workers} worker{'s' * (recipe.cluster.workers > 1)}"
@@ -94,10 +94,12 @@ def _print(found: "Forecast", to_stderr: bool) -> None:
     _show(table, to_stderr)
     for outcome in found.outcomes:
         if outcome.problem is not None:
-            click.echo(f"{outcome.option.name}: not possible: {outcome.problem}", err=to_stderr)
+            click.echo(f"{outcome.option.label}: not possible: {outcome.problem}", err=to_stderr)
     chosen = found.choice
-    because = f"{chosen.outcome.option.name}, because" if chosen.outcome.problem is None else "not possible:"
+    because = f"{chosen.outcome.option.label}, because" if chosen.outcome.problem is None else "not possible:"
     click.echo(f"auto: {because} {chosen.why}", err=to_stderr)
+    if chosen.outcome.problem is None and not (chosen.outcome.option.is_own and chosen.outcome.is_own_micro_batch):
+        click.echo(f"the same in words of a recipe: {to_take(chosen.outcome)}", err=to_stderr)
     for line in [*filter(None, [chosen.hint]), *found.notes]:
         click.echo(line, err=to_stderr)
 
@@ -111,7 +113,7 @@ def _cells(outcome: "Outcome") -> list[str]:
     sent = _in_units(outcome.sent) if outcome.sent else "-"
     counts = [micro_batch, str(outcome.micro_batches)]
     fits = "yes" if outcome.fits else "no"
-    return [outcome.option.name + own, *sizes, _in_units(memory.total), host, *counts, sent, fits]
+    return [outcome.option.label + own, *sizes, _in_units(memory.total), host, *counts, sent, fits]
 
 
 def _ask_for_room(recipe: "Recipe", address: str) -> "Room":
@@ -149,8 +151,8 @@ def _check_machine(recipe: "Recipe") -> None:
         )
 
 
-def _check(loaded: "LoadedRecipe", as_json: bool) -> dict[str, Any]:
-    from shoal.bench.plan_check import compare
+def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str, Any]:
+    from shoal.bench.plan_check import SLACK, TOLERANCE, compare
     from shoal.train.advise import in_gib
     from shoal.train.forecast import forecast, memory_of_worker
 
@@ -160,10 +162,12 @@ def _check(loaded: "LoadedRecipe", as_json: bool) -> dict[str, Any]:
         raise UserError(own.problem)
     if not own.fits:
         raise UserError(
-            f"--check: {own.option.name} does not fit on this machine, where a worker can use {in_gib(here.usable)} "
+            f"--check: {own.option.label} does not fit on this machine, where a worker can use {in_gib(here.usable)} "
             f"and needs {in_gib(own.memory.total)}; leave it out, or check with a smaller model or train.global_batch"
         )
-    click.echo(f"check: a few steps of {own.option.name} on this machine", err=True)
+    device = "GPU" if here.on_gpu else "CPU"
+    other = "; what stands above is for GPUs" if is_for_gpu and not here.on_gpu else ""
+    click.echo(f"check: a few steps of {own.option.label} on this machine's {device}{other}", err=True)
     compared = compare(loaded, own)
     table = _table("check", "predicted", "measured", "difference")
     for part, row in compared["parts"].items():
@@ -171,6 +175,9 @@ def _check(loaded: "LoadedRecipe", as_json: bool) -> dict[str, Any]:
         table.add_row(part, _in_units(row["predicted_bytes"]), _in_units(row["measured_bytes"]), difference)
     _show(table, as_json)
     click.echo(f"measured: {compared['how']}", err=as_json)
+    bound = f"{TOLERANCE:.0%}, or {in_gib(SLACK)} where that is more"
+    verdict = f"as foreseen, within {bound}" if compared["agrees"] else f"not as foreseen: off by more than {bound}"
+    click.echo(f"check: {verdict}", err=as_json)
     return compared
 
 

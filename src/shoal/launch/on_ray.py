@@ -139,8 +139,8 @@ def _check_answers(address: str | None, host: str, port: int) -> None:
 
 def _no_cluster(address: str | None, reason: str) -> UserError:
     return UserError(
-        f"--address: no Ray cluster answers at {address!r} ({reason}); start one with ray start --head, "
-        "or leave this out to start one for this run"
+        f"--address: no Ray cluster answers at {address!r} ({reason}); start one with ray start --head, or leave this "
+        "out"
     )
 
 
@@ -243,7 +243,7 @@ def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> Any:
         # What Ray would find: one that ran here and no longer answers would be tried for minutes.
         found = ray._private.services.canonicalize_bootstrap_address(address) if address == "auto" else None
     except ConnectionError as error:
-        raise _no_cluster(address, str(error)) from error
+        raise _no_cluster(address, "none runs on this machine, and RAY_ADDRESS is not set") from error
     host, port = _host_and_port(found)
     if port:
         _check_answers(f"auto, which is {found}", host, port)

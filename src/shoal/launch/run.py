@@ -16,6 +16,8 @@ from shoal.observe.runs import differing_fields, find_run, read_run
 from shoal.recipe.identity import changed_field, fixed_fields
 from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe, origins_with
 from shoal.recipe.merge import merge, overlay_of, override_paths
+from shoal.recipe.parallel_checks import check_ds_config
+from shoal.recipe.schema import Recipe
 from shoal.recipe.yaml_tree import read_yaml
 
 
@@ -132,6 +134,7 @@ def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
         return dict(prepared.finished)
     how.mark("prepared")
     try:
+        _check_files(prepared.loaded.recipe, how.address)
         return _LAUNCHERS[choose_launcher(prepared, how)](prepared, how)
     except WorkerError as error:
         error.trace = prepared.loaded.hide(error.trace)
@@ -140,6 +143,13 @@ def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
         told = type(error)(prepared.loaded.hide(str(error)))
         told.__dict__.update(error.__dict__)
         raise told from error.__cause__
+
+
+def _check_files(recipe: Recipe, address: str | None) -> None:
+    """What a recipe names and workers will read, before they are started; on a cluster it may be there alone."""
+    config = recipe.parallel.deepspeed.config
+    if config is not None and (address is None or Path(config).expanduser().is_file()):
+        check_ds_config(recipe)
 
 
 def choose_launcher(prepared: Prepared, how: Launch) -> str:

@@ -90,10 +90,12 @@ _SHOWN = ("train_loss", "val_loss", "val_accuracy", "val_perplexity", "lr", "sam
 def event_line(name: str, fields: dict[str, Any]) -> str | None:
     """The events that a person wants to read of, in words."""
     if name == "start":
-        workers = f"{fields['world_size']} workers, " if fields["world_size"] > 1 else ""
+        workers = f"{fields['world_size']} workers ({fields['strategy']}), " if fields["world_size"] > 1 else ""
+        micro_batch = f" in micro-batches of {fields['micro_batch']}" if fields["accumulation"] > 1 else ""
         return (
             f"{fields['run']}: {fields['parameters']:,} parameters on {workers}{fields['device']}, "
             f"{fields['train_samples']:,} samples, {fields['num_steps']:,} steps of {fields['global_batch']}"
+            f"{micro_batch}"
         )
     words = _WORDS.get(name)
     if words is None:

@@ -79,9 +79,11 @@ def read_file(path: str) -> Config:
     try:
         config = json.loads(Path(path).expanduser().read_text())
     except OSError as error:
-        raise UserError(f"{_FILE}: {path} cannot be read: {error.strerror or error}") from error
+        raise UserError(
+            f"{_FILE}: {path} cannot be read: {error.strerror or error}; give another path, or leave it out"
+        ) from error
     except ValueError as error:
-        raise UserError(f"{_FILE}: {path} is not JSON: {error}") from error
+        raise UserError(f"{_FILE}: {path} is not JSON: {error}; mend it there, or leave it out") from error
     if not isinstance(config, dict):
         raise UserError(f"{_FILE}: {path} holds a {type(config).__name__}; a ds_config.json holds an object")
     return config

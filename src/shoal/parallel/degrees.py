@@ -58,6 +58,22 @@ def find_degrees(section: ParallelSection, strategy: str, workers: int, node_wor
     return Degrees(workers)
 
 
+def in_words(section: ParallelSection, strategy: str, degrees: Degrees) -> str:
+    """A strategy with its sizes: `fsdp`, `zero-3, offloaded`, `pipeline 4 x ddp 2, 1f1b`, `tensor 2 x fsdp 4`."""
+    copies = f" x ddp {degrees.copies}" if degrees.copies > 1 else ""
+    if strategy == "deepspeed":
+        offloaded = {section.deepspeed.offload_optimizer, section.deepspeed.offload_params} != {"none"}
+        return f"zero-{section.deepspeed.stage}" + ", offloaded" * offloaded
+    if strategy == "pipeline":
+        return f"pipeline {degrees.stages}{copies}, {section.pipeline.schedule}"
+    if strategy == "tensor":
+        return f"tensor {degrees.tensor}" + (f" x fsdp {degrees.shards}" if degrees.shards > 1 else "") + copies
+    if strategy == "fsdp":
+        name = f"fsdp {degrees.shards}{copies}" if copies else "fsdp"
+        return name + ", offloaded" * section.fsdp.cpu_offload
+    return strategy
+
+
 def by_node(section: ParallelSection, strategy: str) -> bool:
     """Whether it must be known how many workers each machine has."""
     shards = strategy == "fsdp" or (strategy == "tensor" and section.tensor.across == "fsdp")
@@ -84,7 +100,7 @@ def _sharded(section: ParallelSection, groups: int, node_workers: int | None, te
 def _check_divides(field: tuple[str, ...], size: int, count: int, what: str = "workers") -> None:
     if count % size:
         divisors = [number for number in range(1, count + 1) if count % number == 0]
-        best = min(divisors, key=lambda number: (abs(number - size), -number))
-        raise DegreesError(
-            field, f"{size} does not divide the {count} {what} into equal groups; nearest that does: {best}"
-        )
+        distance = min(abs(number - size) for number in divisors)
+        best = [str(number) for number in divisors if abs(number - size) == distance]
+        nearest = f"nearest that {'does' if len(best) == 1 else 'do'}: {' and '.join(best)}"
+        raise DegreesError(field, f"{size} does not divide the {count} {what} into equal groups; {nearest}")

@@ -1,12 +1,25 @@
 """The `parallel:` and `optim:` sections. Loads without torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from shoal.core.section import Section
 
 Positive = Annotated[int, Field(gt=0)]
+
+
+_OTHER_NAMES = {
+    "fsdp2": "fsdp",
+    "hsdp": "fsdp with parallel.fsdp.shard_size=node",
+    "zero": "deepspeed with parallel.deepspeed.stage",
+    **{f"zero{stage}": f"deepspeed with parallel.deepspeed.stage={stage}" for stage in (1, 2, 3)},
+    **{name: f"pipeline with parallel.pipeline.schedule={name}" for name in ("gpipe", "1f1b", "interleaved")},
+    "pp": "pipeline",
+    "tp": "tensor",
+}
+"""What strategies are called elsewhere."""
 
 
 class FsdpSection(Section):
@@ -77,6 +90,15 @@ class ParallelSection(Section):
     `fsdp`: weights, gradients and optimizer state are divided among the workers. `deepspeed`: the same by DeepSpeed's
     ZeRO. `pipeline`: each worker holds some of the blocks. `tensor`: each worker computes a part of every layer.
     `auto`: single for one worker; for more ddp if the model fits, else fsdp."""
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _known_elsewhere(cls, value: Any) -> Any:
+        other = str(value).lower().replace("-", "").replace("_", "")
+        if other in _OTHER_NAMES:
+            raise PydanticCustomError("other_name", f"is called {_OTHER_NAMES[other]} here")
+        return value
+
     fsdp: FsdpSection = FsdpSection()
     """For strategy fsdp, and for tensor across fsdp."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()

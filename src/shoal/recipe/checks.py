@@ -76,7 +76,8 @@ def _length_problems(recipe: Recipe) -> Found:
 def _shares_in_words(workers: int, shares: int) -> str:
     if shares == workers:
         return f"cluster.workers {workers}"
-    return f"the {shares} shares of the data that cluster.workers {workers} make under this strategy"
+    groups = f"{shares} groups" if shares > 1 else "one group"
+    return f"{groups} of workers that compute the same samples, of cluster.workers {workers}"
 
 
 def _nearest_divisor(value: int, wanted: int) -> int:

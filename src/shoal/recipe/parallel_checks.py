@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from shoal.models.section import Gpt, Vit
+from shoal.parallel.deepspeed_config import Decided, build_config, read_file
 from shoal.parallel.degrees import Degrees, DegreesError, find_degrees
+from shoal.parallel.section import ParallelSection
 from shoal.recipe.schema import Recipe
 
 Found = Iterator[tuple[tuple[str, ...], str]]
@@ -13,6 +15,8 @@ _OF_DDP = {
     **{"find_unused_parameters": False, "static_graph": False, "gradient_as_bucket_view": True},
 }
 """Fields that no other strategy has, and what they are when they do nothing."""
+
+_OF_ONE_STRATEGY = ("fsdp", "deepspeed", "pipeline", "tensor")
 
 
 def num_shares(recipe: Recipe) -> int | None:
@@ -49,6 +53,46 @@ def parallel_problems(recipe: Recipe) -> Found:
         yield from _elastic_problems(recipe)
 
 
+def idle_settings(parallel: ParallelSection) -> Iterator[str]:
+    """What of a recipe is said for other strategies than its own, which somebody may think to have."""
+    strategy = parallel.strategy
+    if strategy == "auto":
+        return
+    used = {strategy} | ({"fsdp"} if strategy == "tensor" and parallel.tensor.across == "fsdp" else set())
+    for name in _OF_ONE_STRATEGY:
+        said = getattr(parallel, name).model_dump(exclude_defaults=True)
+        for field in said if name not in used else ():
+            yield f"parallel.{name}.{field}: is not used, because parallel.strategy is {strategy}"
+    pipeline = parallel.pipeline
+    is_said = "stages_per_worker" in pipeline.model_dump(exclude_defaults=True)
+    if strategy == "pipeline" and pipeline.schedule != "interleaved" and is_said:
+        yield f"parallel.pipeline.stages_per_worker: is for schedule interleaved, and not used by {pipeline.schedule}"
+
+
+def check_ds_config(recipe: Recipe) -> None:
+    """A `UserError` for a ds_config.json that cannot be read, or says otherwise than the recipe."""
+    section = recipe.parallel.deepspeed
+    if recipe.parallel.strategy != "deepspeed" or section.config is None:
+        return
+    read_file(section.config)
+    workers = recipe.cluster.workers
+    if recipe.train.micro_batch == "auto" or recipe.cluster.min_workers is not None:
+        return  # what it must agree with is not known before the workers have met
+    # Nor are the sizes of the model, which only make defaults of what is left open.
+    decided = Decided(
+        section=section,
+        optim=recipe.optim,
+        precision=recipe.train.precision,
+        clip_norm=recipe.train.clip_norm,
+        global_batch=recipe.train.global_batch,
+        micro_batch=recipe.micro_batch(workers),
+        workers=workers,
+        num_elements=1,
+        largest=1,
+    )
+    build_config(decided)
+
+
 def _divided_problems(recipe: Recipe, degrees: Degrees) -> Found:
     """A model must say how it is cut into stages, or how its layers are divided; of our own, gpt and vit do."""
     strategy, model, workers = recipe.parallel.strategy, recipe.model, recipe.cluster.workers
@@ -73,8 +117,8 @@ def _divided_problems(recipe: Recipe, degrees: Degrees) -> Found:
         best = f"set parallel.tensor.size={sizes[-1]}" if sizes else "use fsdp"
         yield (
             ("parallel", "tensor", "size"),
-            f"{degrees.tensor} workers cannot share the {model.heads} heads of model.heads evenly; {best}, or change "
-            "the heads",
+            f"{degrees.tensor} workers cannot share the {model.heads} heads of model.heads evenly; {best}, or make "
+            f"model.heads a multiple of {degrees.tensor}",
         )
     per_worker = recipe.parallel.pipeline.stages_per_worker if recipe.parallel.pipeline.schedule == "interleaved" else 1
     if strategy == "pipeline" and model.layers < degrees.stages * per_worker:

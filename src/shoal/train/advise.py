@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.core.errors import UserError
-from shoal.parallel.degrees import DegreesError, find_degrees
+from shoal.parallel.degrees import DegreesError, find_degrees, in_words
 from shoal.parallel.memory import needed
 from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.parallel.sizes import PARTS, Memory, Profile, Way
@@ -56,6 +56,13 @@ class Option:
     parallel: ParallelSection
     is_own: bool = False
     """Whether it is what the recipe asks for."""
+    sizes: str | None = None
+    """The same with the sizes of its groups, where workers can be divided so."""
+
+    @property
+    def label(self) -> str:
+        """For people to read."""
+        return self.sizes or self.name
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def num_moments(optim: OptimSection) -> int:
 def options_of(recipe: Recipe) -> list[Option]:
     """What there is to choose from: the recipe's own strategy first, then all others as their settings are there."""
     own, workers = recipe.parallel, recipe.cluster.workers
-    found = [Option(_name_of(own), own, is_own=True)] if own.strategy != "auto" else []
+    found = [Option(_name_of(own), own, True, _sizes_of(own, workers))] if own.strategy != "auto" else []
     for name, changes in (_LONE if workers == 1 else _SEVERAL).items():
         section = _changed(own, changes)
         if section.strategy == "tensor" and own.tensor.size is None:
@@ -106,8 +113,15 @@ def options_of(recipe: Recipe) -> list[Option]:
             if size is None and section.tensor.across == "fsdp":  # the same as without
                 continue
         if not any(section == other.parallel for other in found):
-            found.append(Option(name, section))
+            found.append(Option(name, section, sizes=_sizes_of(section, workers)))
     return found
+
+
+def _sizes_of(section: ParallelSection, workers: int) -> str | None:
+    try:
+        return in_words(section, section.strategy, find_degrees(section, section.strategy, workers))
+    except DegreesError:
+        return None
 
 
 def _changed(section: ParallelSection, changes: dict[str, Any]) -> ParallelSection:
@@ -249,7 +263,7 @@ def choose(
         return _chosen(fitting[0], ranked, memory, recomputed)
     assert memory is not None
     least, usable = min(ranked, key=lambda outcome: outcome.memory.total), in_gib(USABLE * memory)
-    name, total = least.option.name, in_gib(least.memory.total)
+    name, total = least.option.label, in_gib(least.memory.total)
     why = f"nothing fits into the {usable} that a worker can use; {name} needs least, {total}"
     if is_lone:
         why = f"there is one worker; it can use {usable}, and needs {total}"
@@ -269,25 +283,25 @@ def _impossible(outcomes: Sequence[Outcome], names: Sequence[str]) -> Choice:
 def _chosen(
     taken: Outcome, ranked: Sequence[Outcome], memory: int | None, recomputed: Callable[[Option], Outcome]
 ) -> Choice:
-    name, total, faster = taken.option.name, in_gib(taken.memory.total), ranked[0]
+    name, total, faster = taken.option.label, in_gib(taken.memory.total), ranked[0]
     if memory is None:
         return Choice(taken, f"{name} is the fastest that is possible; it needs {total}")
     usable = in_gib(USABLE * memory)
     if taken is faster:
-        whole = "one worker" if name == "single" else "every worker"
+        whole = "one worker" if taken.option.name == "single" else "every worker"
         return Choice(taken, f"the whole model fits on {whole}: {total} of the {usable} that it can use")
     if faster.fits:
-        why = f"{faster.option.name} would need train.micro_batch={faster.micro_batch}"
+        why = f"{faster.option.label} would need train.micro_batch={faster.micro_batch}"
         return Choice(taken, f"{why}, which is not the recipe's; {name} needs {total} of {usable} with that")
-    why = f"{faster.option.name} would need {in_gib(faster.memory.total)} and a worker can use {usable}"
-    return Choice(taken, f"{why}; {name} needs {total}", _hint([faster], recomputed))
+    why = f"{faster.option.label} would need {in_gib(faster.memory.total)} and a worker can use {usable}"
+    return Choice(taken, f"{why}; {name} is the fastest that fits, {total}", _hint([faster], recomputed))
 
 
 def _hint(ranked: Sequence[Outcome], recomputed: Callable[[Option], Outcome]) -> str | None:
     for outcome in ranked:
         found = recomputed(outcome.option)
         if found.problem is None and found.fits:
-            what = f"with train.activation_checkpointing=true, {outcome.option.name} would fit"
+            what = f"with train.activation_checkpointing=true, {outcome.option.label} would fit"
             return f"{what}: {in_gib(found.memory.total)}, micro-batch {found.micro_batch}"
     return None
 
@@ -296,9 +310,16 @@ def _other(outcomes: Sequence[Outcome]) -> str | None:
     """What fits, though `auto` does not take it."""
     for outcome in outcomes:
         if outcome.problem is None and outcome.fits:
-            settings = " ".join(as_overrides(settings_of(outcome.option), "parallel"))
-            return f"{settings}, which fits: {in_gib(outcome.memory.total)}, micro-batch {outcome.micro_batch}"
+            return f"{to_take(outcome)}, which fits: {in_gib(outcome.memory.total)}"
     return None
+
+
+def to_take(outcome: Outcome) -> str:
+    """What to write behind a recipe to have this."""
+    settings = [*as_overrides(settings_of(outcome.option), "parallel")]
+    if not outcome.is_own_micro_batch:
+        settings.append(f"train.micro_batch={outcome.micro_batch}")
+    return " ".join(settings)
 
 
 def as_overrides(tree: dict[str, Any], path: str) -> Iterator[str]:
@@ -312,13 +333,16 @@ def as_overrides(tree: dict[str, Any], path: str) -> Iterator[str]:
 
 def in_gib(size: float) -> str:
     """`1.25 GiB`, `12 MiB`"""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+    if size >= 2**30:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 10 * 2**20 else f"{size / 2**20:.1f} MiB"
 
 
 def weigh_all(recipe: Recipe, profile_of: ProfileOf, memory: int | None, on_gpu: bool) -> tuple[list[Outcome], Choice]:
     """Every option, and the one that `auto` takes."""
     recompute = recipe.train.activation_checkpointing
-    outcomes = [weigh(recipe, option, profile_of, memory, on_gpu, recompute) for option in options_of(recipe)]
+    options = [option for option in options_of(recipe) if on_gpu or option.is_own or option.name != "fsdp, offloaded"]
+    outcomes = [weigh(recipe, option, profile_of, memory, on_gpu, recompute) for option in options]
 
     def recomputed(option: Option) -> Outcome:
         return weigh(recipe, option, profile_of, memory, on_gpu, recompute=True)

@@ -1,13 +1,13 @@
 """What a recipe will need, before anything runs: its model traced, every strategy weighed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.core.errors import UserError
 from shoal.core.machine import machine_memory
 from shoal.parallel.sizes import Profile, Way
 from shoal.recipe.schema import Recipe
-from shoal.train.advise import USABLE, Choice, Option, Outcome, records, settings_of, weigh, weigh_all
+from shoal.train.advise import USABLE, Choice, Option, Outcome, records, settings_of, to_take, weigh, weigh_all
 from shoal.train.trace import Tracer, form_of
 
 
@@ -67,6 +67,8 @@ def forecast(recipe: Recipe, memory: int, on_gpu: bool) -> Forecast:
         return tracer.profile(micro_batch, form_of(way, recompute))
 
     outcomes, choice = weigh_all(recipe, profile_of, memory, on_gpu)
+    if recipe.parallel.strategy == "auto" and recipe.cluster.workers > 1 and _is_own_model(recipe):
+        choice = _unseen(outcomes, choice)
     return Forecast(recipe, on_gpu, memory, tracer.num_parameters(), outcomes, choice, _notes(recipe, tracer))
 
 
@@ -81,13 +83,18 @@ def largest_micro_batch(recipe: Recipe, memory: int, on_gpu: bool) -> Outcome:
     return weigh(recipe, option, profile_of, memory, on_gpu, recipe.train.activation_checkpointing)
 
 
+def _unseen(outcomes: list[Outcome], choice: Choice) -> Choice:
+    """What a run takes that does not look; and what it would take if it did."""
+    ddp = next(outcome for outcome in outcomes if outcome.option.name == "ddp")
+    why = "a run does not look at a model of your own before it builds it"
+    if choice.outcome is ddp or ddp.problem is not None:
+        return replace(choice, why=f"{why}; {choice.why}")
+    better = f"better: {to_take(choice.outcome)}, because {choice.why}"
+    return Choice(ddp, why, "\n".join(filter(None, [better, choice.hint])))
+
+
 def _notes(recipe: Recipe, tracer: Tracer) -> list[str]:
     notes, cluster = [], recipe.cluster
-    if recipe.parallel.strategy == "auto" and cluster.workers > 1 and _is_own_model(recipe):
-        notes.append(
-            "parallel.strategy: a run does not look at a model of your own before it builds it, and auto takes ddp for "
-            "it; set what you want instead"
-        )
     if cluster.min_workers is not None and cluster.min_workers < cluster.workers:
         notes.append(
             f"cluster.min_workers: figures are for {cluster.workers} workers; with {cluster.min_workers} each holds "

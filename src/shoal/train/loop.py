@@ -46,6 +46,8 @@ class Training:
     clock: Clock = field(default_factory=Clock)
     items_done: int = 0
     """Samples or tokens trained on, by all workers since this start."""
+    carried_items: int = 0
+    """Of what the next report counts, what was trained on before this start."""
     reported_samples: int = 0
     reported_stepping_s: float = 0.0
     first_step_s: float | None = None
@@ -57,7 +59,7 @@ def run_loop(run: Training) -> str:
     plan, state, unit, clock = run.plan, run.state, run.unit, run.clock
     peak = peak_lr(run.recipe.optim, run.recipe.train.global_batch)
     window = LossWindow(state.window_loss, state.window_count)
-    run.reported_samples = state.samples
+    run.reported_samples, run.carried_items = state.samples, window.read_all(run.group)[1]
     clock.lap("start")
 
     with closing(run.batches(state.step)) as batches:
@@ -73,6 +75,7 @@ def run_loop(run: Training) -> str:
                 run.saved_step = state.step
                 clock.lap("checkpoint")
             if ending:
+                _count_items(run, window.read_all(run.group)[1])
                 run.checkpoints.finish(ending)
                 clock.lap("checkpoint")
                 return ending
@@ -122,12 +125,20 @@ def report_training(run: Training, loss: float, count: int, lr: float) -> None:
     run.reported_stepping_s = total_s
     metrics = {"train_loss": loss, "lr": lr, **run.unit.report(), **run.checkpoints.report()}
     metrics["samples_per_s"] = (run.state.samples - run.reported_samples) / stepping_s
+    items = _count_items(run, count)
     if run.items != "samples":
-        metrics[f"{run.items}_per_s"] = count / stepping_s
-    run.items_done, run.reported_samples = run.items_done + count, run.state.samples
+        metrics[f"{run.items}_per_s"] = items / stepping_s
+    run.reported_samples = run.state.samples
     run.state.metrics["train_loss"] = loss
     run.state.reported_step = run.state.step
     run.observer.report(Report(run.state.step, run.plan.epoch(run.state.step), metrics, seconds, run.state.samples))
+
+
+def _count_items(run: Training, count: int) -> int:
+    """Of the samples or tokens of a window, those since this start."""
+    done, run.carried_items = count - run.carried_items, 0
+    run.items_done += done
+    return done
 
 
 def _finished(run: Training) -> str | None:
