@@ -7,6 +7,7 @@ import pytest
 
 from shoal.parallel.degrees import find_degrees
 from shoal.parallel.memory import needed
+from shoal.parallel.memory_deepspeed import deepspeed_moments
 from shoal.parallel.section import ParallelSection
 from shoal.parallel.sizes import LOSS, ROOT, Memory, Phase, Piece, Profile, Way
 from shoal.parallel.traffic import sent
@@ -142,6 +143,14 @@ def test_what_gloo_gathers_is_there_twice_and_what_nccl_gathers_is_not() -> None
     zero = {"stage": 2}
     on_cpu, on_gpu = (memory("deepspeed", on_gpu=on_gpu, deepspeed=zero, kept=0) for on_gpu in (False, True))
     assert on_cpu.when == "gathering weights" and on_cpu.buffers >= WHOLE > on_gpu.buffers
+
+
+def test_a_workers_part_of_the_gradients_is_taken_on_the_cpu_when_it_is_written_to() -> None:
+    def first_sum(on_gpu: bool) -> Memory:
+        moments = deepspeed_moments(profile(KEPT), way("deepspeed", on_gpu=on_gpu, deepspeed={"stage": 2}))
+        return next(moment for moment in moments if moment.when == "summing gradients")
+
+    assert first_sum(on_gpu=False).gradients == BLOCK < WHOLE // 4 == first_sum(on_gpu=True).gradients
 
 
 def test_buckets_that_nobody_fills_take_no_memory_on_the_cpu() -> None:

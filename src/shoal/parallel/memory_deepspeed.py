@@ -18,7 +18,7 @@ def deepspeed_moments(profile: Profile, way: Way) -> Iterator[Memory]:
         yield zero.computing(phase, made)
         made += phase.made
         if phase.made and way.parallel.deepspeed.stage > 1:
-            yield zero.summing(phase.kept, min(made, zero.largest_sum))
+            yield zero.summing(phase.kept, made)
     yield from zero.ending()
 
 
@@ -94,12 +94,16 @@ class _Zero:
         return replace(moment, buffers=held.buffers + self._gathered(phase))
 
     def _own(self, made: int) -> int:
-        """Stage 2: this worker's part of the gradients, once the bucket was full."""
-        return -(-self.gradients // self.way.degrees.shards) if made > self.bucket else 0
+        """Stage 2: this worker's part of the gradients, once the bucket was full; the last worker's come first."""
+        return self._written(made, -(-self.gradients // self.way.degrees.shards)) if made > self.bucket else 0
 
     def _filled(self, made: int) -> int:
-        """Stage 2: the bucket, from the first gradient on; on the CPU, memory is taken when it is written to."""
-        return 0 if not made else self.bucket if self.way.on_gpu else min(made, self.bucket)
+        """Stage 2: the bucket, from the first gradient on."""
+        return self._written(made, self.bucket) if made else 0
+
+    def _written(self, made: int, size: int) -> int:
+        """What is there of memory for gradients: on the CPU, it is taken when it is written to."""
+        return size if self.way.on_gpu else min(made, size)
 
     def _gathered(self, phase: Phase) -> int:
         if phase.piece == LOSS:
@@ -107,13 +111,14 @@ class _Zero:
         whole = int(self.profile.weights * self.ratio)
         return min(whole, int(self.profile.pieces[phase.piece].weights * self.ratio) + self.live)
 
-    def summing(self, alive: int, size: int) -> Memory:
-        """Gradients of `size` bytes over the workers, while some activations live."""
+    def summing(self, alive: int, made: int) -> Memory:
+        """Gradients over the workers, of which so many bytes were made, while some activations live."""
+        size = min(made, self.largest_sum)
         held = replace(self.held, activations=self.held.activations + alive, when="summing gradients")
         if self.stage == 3:  # in the order of the workers, and Gloo makes a copy of its own
             rest = int(self.profile.pieces[ROOT].weights * self.ratio)
             return replace(held, buffers=held.buffers + size * (1 if self.way.on_gpu else 2) + rest)
-        parts = -(-self.gradients // self.way.degrees.shards)
+        parts = self._written(made, -(-self.gradients // self.way.degrees.shards))
         sent = size if size > self.bucket else -(-size // self.way.degrees.shards)
         return replace(held, gradients=held.gradients + parts, buffers=held.buffers + min(size, self.bucket) + sent)
 
