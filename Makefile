@@ -48,6 +48,7 @@ format: install
 
 schema: install
 	$(BIN)/python -m shoal.recipe.json_schema docs/recipe.schema.json
+	$(BIN)/python -m shoal.recipe.field_tables docs/recipe-reference.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

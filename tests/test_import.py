@@ -16,11 +16,12 @@ import shoal
 import shoal.cli.main
 import shoal.core.section, shoal.models.section, shoal.tasks.section, shoal.data.section
 import shoal.parallel.section, shoal.checkpoint.section, shoal.observe.section
-import shoal.recipe.schema, shoal.recipe.json_schema
+import shoal.recipe.schema, shoal.recipe.json_schema, shoal.recipe.field_tables
 from shoal.recipe.load import load_recipe, shipped_recipes
 for name in shipped_recipes():
     load_recipe([name], ["train.seed=1"]).to_yaml()
 shoal.recipe.json_schema.to_text()
+shoal.recipe.field_tables.to_text()
 try:
     load_recipe(["digits"], ["optim.lrr=1"])
 except shoal.UserError:

@@ -43,7 +43,7 @@ class FsdpSection(Section):
 
 
 class DeepSpeedSection(Section):
-    """DeepSpeed's ZeRO; needs `pip install 'shoal[deepspeed]'`."""
+    """DeepSpeed's ZeRO; needs the extra `deepspeed`: `pip install -e '.[deepspeed]'`."""
 
     stage: Annotated[int, Field(ge=1, le=3)] = 2
     """What is divided among the workers. 1: optimizer state; 2: gradients too; 3: weights too."""
@@ -89,16 +89,7 @@ class ParallelSection(Section):
     """`single`: one process on one device. `ddp`: every worker holds the whole model, gradients are summed over all.
     `fsdp`: weights, gradients and optimizer state are divided among the workers. `deepspeed`: the same by DeepSpeed's
     ZeRO. `pipeline`: each worker holds some of the blocks. `tensor`: each worker computes a part of every layer.
-    `auto`: single for one worker; for more ddp if the model fits, else fsdp."""
-
-    @field_validator("strategy", mode="before")
-    @classmethod
-    def _known_elsewhere(cls, value: Any) -> Any:
-        other = str(value).lower().replace("-", "").replace("_", "")
-        if other in _OTHER_NAMES:
-            raise PydanticCustomError("other_name", f"is called {_OTHER_NAMES[other]} here")
-        return value
-
+    `auto`: single for one worker; for more, ddp if the model fits, else the fastest that does."""
     fsdp: FsdpSection = FsdpSection()
     """For strategy fsdp, and for tensor across fsdp."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
@@ -131,6 +122,14 @@ class ParallelSection(Section):
     """ddp: sum inside each machine first, then between machines, then hand the result out inside each machine."""
     sync_every: Positive = 1
     """ddp: local SGD. Workers step on their own and average weights and optimizer state every so many steps."""
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _known_elsewhere(cls, value: Any) -> Any:
+        other = str(value).lower().replace("-", "").replace("_", "")
+        if other in _OTHER_NAMES:
+            raise PydanticCustomError("other_name", f"is called {_OTHER_NAMES[other]} here")
+        return value
 
 
 class OptimSection(Section):
