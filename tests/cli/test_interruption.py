@@ -105,18 +105,38 @@ def test_a_second_signal_stops_at_once(here: Path) -> None:
     assert not list(here.glob("runs/*/checkpoints/step-*"))
 
 
-def test_a_signal_before_the_first_step_writes_nothing(here: Path) -> None:
-    (here / "slow_task.py").write_text(
-        TASK.replace("torch.manual_seed(1)", "print('loading', flush=True); time.sleep(2)")
-    )
+@pytest.mark.parametrize("line", ["torch.manual_seed(1)", "time.sleep(0.02)"], ids=["loading", "in the first step"])
+def test_a_signal_before_the_end_of_the_first_step_ends_it_at_once_and_writes_nothing(here: Path, line: str) -> None:
+    (here / "slow_task.py").write_text(TASK.replace(line, "print('slow', flush=True); time.sleep(60)"))
     process = start(here, *ARGUMENTS)
     assert process.stdout is not None
-    assert process.stdout.readline() == "loading\n"
+    assert process.stdout.readline() == "slow\n"
     process.send_signal(signal.SIGINT)
+    asked = time.time()
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130 and time.time() - asked < 10, err
+    assert "SIGINT: ending, because no step was taken yet" in err and "interrupted before anything was written" in err
     assert "Traceback" not in err and "nothing" not in err.replace("before anything was written", "")
-    assert not (here / "runs").exists()
+    assert not list(here.glob("runs/*"))
+
+
+def test_a_signal_in_the_first_step_of_a_resumed_run_leaves_what_there_was(here: Path) -> None:
+    (here / "slow_task.py").write_text(TASK)
+    out, err = start(here, *ARGUMENTS, "train.steps=3", "--run-dir", "run").communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1])["status"] == "done", err
+    (here / "slow_task.py").write_text(TASK.replace("time.sleep(0.02)", "print('slow', flush=True); time.sleep(60)"))
+    process = start(here, "--resume", "run", "train.steps=6")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "slow\n"
+    process.send_signal(signal.SIGTERM)
+    asked = time.time()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and time.time() - asked < 10, err
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["status"], summary["step"], summary["ended_by"]) == ("interrupted", 3, "SIGTERM")
+    assert summary["resume"] in err and [path.name for path in (here / "run/checkpoints").iterdir()] == [
+        "step-00000003"
+    ]
 
 
 def test_a_killed_process_leaves_a_run_that_resumes_exactly(here: Path, undisturbed: str) -> None:

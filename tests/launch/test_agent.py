@@ -270,6 +270,24 @@ def test_a_new_start_ends_what_is_left_and_its_messages_are_not_mixed_with_the_o
     agent.kill()
 
 
+@pytest.mark.parametrize("way", ["killed", "dies"])
+def test_what_a_trainer_has_started_goes_with_it_in_whatever_group_it_is(agent: Agent, here: Path, way: str) -> None:
+    """As ninja starts compilers."""
+    line = (
+        "import subprocess, time; child = subprocess.Popen(['sh', '-c', 'sleep 300 & wait'], process_group=0); "
+        f"print('child', child.pid, flush=True); time.sleep({60 if way == 'killed' else 1}); os._exit(3)"
+    )
+    agent.start(job(here, line))
+    found = follow(agent, printed("child"))[-1]["line"]
+    child = int(found.split()[-1])
+    (below,) = map(int, Path(f"/proc/{child}/task/{child}/children").read_text().split())
+    if way == "killed":
+        agent.kill()
+    else:
+        follow(agent, is_end)
+    wait_until_dead(child, below)
+
+
 def test_whoever_waits_for_news_learns_of_a_kill(agent: Agent, here: Path) -> None:
     import threading
 

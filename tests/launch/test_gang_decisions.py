@@ -1,5 +1,6 @@
 """What a gang makes of what it hears, in orders that real workers give only now and then."""
 
+import json
 import threading
 import time
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ Script = list[tuple[float, Any]]
 """For a worker: after how many seconds it says what, or raises what; at the end of it, it says no more."""
 
 DONE = {"what": "ended", "summary": {"status": "done", "ended_by": "done"}}
+TICK = {"what": "tick", "step": 1}
 DIED = {"what": "died", "status": -9, "because": None}
 
 
@@ -281,10 +283,52 @@ def test_a_run_grows_when_more_places_are_there(here: Path, monkeypatch: pytest.
 
 
 def test_a_stop_that_the_user_asks_for_ends_the_run_even_if_it_was_being_resized(here: Path) -> None:
-    crew = ScriptedCrew(ScriptedMember("a", [(0.3, ended("resize"))]), ScriptedMember("a", [(0.3, ended("resize"))]))
-    play = Play(here, crew)
+    first = ScriptedMember("a", [(0.0, TICK), (0.3, ended("resize"))])
+    play = Play(here, ScriptedCrew(first, ScriptedMember("a", [(0.3, ended("resize"))])))
     threading.Timer(0.1, lambda: setattr(play.watch, "stop_reason", "SIGINT")).start()
     assert play() == {"status": "interrupted", "ended_by": "SIGINT"} and play.gang.starts == 1
+
+
+def test_a_stop_before_the_first_step_ends_workers_that_do_not_answer_to_it(here: Path) -> None:
+    """They may be building a model for minutes; whether they were asked to make room for others does not matter."""
+    members = [ScriptedMember("a", [(0.0, {"starting_s": 1.0})]) for _ in range(2)]
+    play = Play(here, ScriptedCrew(*members))
+    threading.Timer(0.2, lambda: setattr(play.watch, "stop_reason", "SIGINT")).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        play()
+    assert time.monotonic() - began < 2.0
+    assert all(member.called("kill") and not member.called("stop") for member in members)
+
+
+def test_after_a_restart_a_stop_ends_workers_that_get_ready_and_keeps_what_was_saved(here: Path) -> None:
+    first = ScriptedMember("a", [(0.0, TICK), (0.1, DIED)])
+    play = Play(here, ScriptedCrew(first, ScriptedMember("a")))
+    (here / "run" / "checkpoints" / "step-00000007").mkdir(parents=True)
+    (here / "run" / "checkpoints" / "step-00000007" / "manifest.json").touch()
+    (here / "run" / "recipe.yaml").touch()
+    threading.Timer(1.5, lambda: setattr(play.watch, "stop_reason", "SIGTERM")).start()
+    summary = play()
+    assert play.gang.starts == 2 and first.called("kill")
+    assert (summary["status"], summary["ended_by"], summary["step"]) == ("interrupted", "SIGTERM", 7)
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_the_folder_of_a_run_without_a_step_goes_unless_somebody_trained_there(here: Path, has_stepped: bool) -> None:
+    play = Play(here, ScriptedCrew(*[ScriptedMember("a") for _ in range(2)]))
+    threading.Timer(0.2, lambda: setattr(play.watch, "stop_reason", "SIGINT")).start()
+    run = here / "run"
+    run.mkdir()
+    for name in (".lock", "recipe.yaml"):
+        (run / name).touch()
+    event = {"time": 1.0, "event": "first_step" if has_stepped else "start", "step": 1}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    if has_stepped:
+        assert play()["status"] == "interrupted" and run.is_dir()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            play()
+        assert not run.exists()
 
 
 def test_a_preemption_before_the_start_starts_again(here: Path) -> None:

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -22,10 +23,31 @@ with Interrupts() as stop:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_asks_to_stop_and_says_so(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     with Interrupts() as stop:
+        stop.enter("training")
         assert stop() is None
         os.kill(os.getpid(), number)
         assert stop() == number.name == stop()
     assert f"{number.name}: saving after this step; once more to stop at once" in capfd.readouterr().err
+
+
+def test_before_the_first_step_nothing_is_promised_to_be_saved(capfd: pytest.CaptureFixture[str]) -> None:
+    with Interrupts() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop() == "SIGTERM"
+    assert capfd.readouterr().err == "SIGTERM: ending, because no step was taken yet\n"
+
+
+def test_while_this_process_builds_a_signal_ends_what_it_does(capfd: pytest.CaptureFixture[str]) -> None:
+    with Interrupts() as stop:
+        stop.enter("building")
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            subprocess.run(["sh", "-c", f"sleep 0.3; kill -TERM {os.getpid()}; exec sleep 20"])
+        assert time.monotonic() - began < 10 and stop() == "SIGTERM"
+    with Interrupts() as stop:
+        os.kill(os.getpid(), signal.SIGINT)  # just before it builds
+        with pytest.raises(KeyboardInterrupt):
+            stop.enter("building")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -109,6 +109,27 @@ def test_a_signal_while_the_workers_start_ends_it_without_a_trace(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize("where", ["model", "first step"])
+def test_a_signal_before_the_first_step_is_done_ends_it_at_once(here: Path, where: str) -> None:
+    """Whatever the workers are at: they do not listen while they build a model, or compile it in the first step."""
+    process = start(here, *WORDS, in_loss="print('slow', flush=True); import time; time.sleep(60)")
+    if where == "model":
+        code = (here / "slow_task.py").read_text()
+        slow = "def model(self):\n        print('slow', flush=True); import time; time.sleep(60)\n        "
+        assert "def model(self): " in code
+        (here / "slow_task.py").write_text(code.replace("def model(self): ", slow))
+    assert process.stderr is not None
+    while "slow" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and time.monotonic() - asked < 10
+    assert "SIGTERM: ending, because no step was taken yet" in err and "Traceback" not in err
+    assert "interrupted before anything was written" in err and out == ""
+    assert not list(here.glob("runs/*"))
+
+
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_a_run_that_resumes_exactly(here: Path, undisturbed: str) -> None:
     process = start(here, *WORDS, "checkpoint.every_steps=10")

@@ -182,6 +182,29 @@ def test_ctrl_c_before_there_are_workers_writes_nothing(slow: Path) -> None:
     assert not (slow / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    "by_hand", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["by the command", "by hand"]
+)
+def test_a_signal_while_the_workers_get_ready_ends_it_at_once(slow: Path, by_hand: bool) -> None:
+    # By the command, what a worker has started goes with it; by hand, that is torchrun's own affair.
+    child = "0" if by_hand else "subprocess.Popen(['sleep', '300'], process_group=0).pid"
+    lines = f"print('slow', {child}, file=sys.stderr, flush=True); time.sleep(60)"
+    task = TASK.replace("class Slow:\n", f"class Slow:\n    def __init__(self):\n        {lines}\n")
+    (slow / "slow_task.py").write_text(f"import subprocess, sys\n{task}")
+    how = () if by_hand else ("--launcher", "torchrun", "--workers", "2")
+    process = start(slow, *how, *RECIPE, torchrun=("2",) if by_hand else ())
+    assert process.stderr is not None
+    while "slow" not in (line := process.stderr.readline()):
+        pass
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    out, err, status = finish(process)
+    assert time.monotonic() - asked < 15, err
+    assert out == "" and err.count("interrupted before anything was written") == 1
+    assert by_hand or (status == 130 and "Traceback" not in err and not is_alive(int(line.split()[-1])))
+    assert not list(slow.glob("runs/*"))
+
+
 def test_the_workers_end_with_the_command(slow: Path) -> None:
     process = start(slow, "--launcher", "torchrun", "--workers", "2", *RECIPE, "train.steps=2000")
     workers = workers_of(wait_for_step(slow, 2, process)).values()

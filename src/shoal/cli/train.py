@@ -161,7 +161,7 @@ def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool, options: dic
     logs = show_logs(as_json=log_json)
     try:
         with Interrupts(as_json=log_json, is_silent=under_torchrun()) as stop:  # which says so itself
-            return launch(prepared, Launch(console, stop, STARTED, **options))
+            return launch(prepared, Launch(console, stop, stop.enter, STARTED, **options))
     except UserError:
         raise
     except Exception as error:

@@ -1,6 +1,7 @@
 """What a launcher makes of the messages of workers in other processes: shown, written down, summed up on failure."""
 
 import contextlib
+import shutil
 import time
 from typing import Any, NoReturn
 
@@ -9,7 +10,10 @@ from shoal.launch.policy import Failure, Kind, is_retried
 from shoal.launch.run import Launch, Prepared
 from shoal.observe.records import Report
 from shoal.observe.run_folder import RunFolder, append_event, event_record
-from shoal.observe.runs import read_metrics, read_run, resume_command
+from shoal.observe.runs import read_events, read_metrics, read_run, resume_command
+
+_LOCK_S = 2.0
+"""How long a folder may stay locked by a worker that was killed."""
 
 
 def failure_of(rank: int, node: str, message: dict[str, Any]) -> Failure:
@@ -88,7 +92,9 @@ class Account:
         raise error
 
     def interrupted(self) -> dict[str, Any]:
-        """The summary of a run that is stopped while no workers run; where there is none yet, `KeyboardInterrupt`."""
+        """The summary of a run that is stopped while no workers run; where it took no step, `KeyboardInterrupt`."""
+        if not self.prepared.resume and self.first_step_s is None:
+            self._remove_unused()
         if not (self.run_dir / "recipe.yaml").is_file():
             raise KeyboardInterrupt
         manifests = (self.run_dir / "checkpoints").glob("step-*/manifest.json")
@@ -98,6 +104,21 @@ class Account:
         self.note("interrupted", {"step": step})
         self._write(summary)
         return summary
+
+    def _remove_unused(self) -> None:
+        """Remove the folder that workers have made for a run without a step: they were killed, and left it."""
+        if not (self.run_dir / ".lock").exists():
+            return
+        folder = RunFolder(self.run_dir)
+        try:
+            folder.lock(wait_s=_LOCK_S)
+        except UserError:  # somebody else's, who trains there
+            return
+        try:
+            if not any(event.get("event") in ("first_step", "save") for event in read_events(self.run_dir)):
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+        finally:
+            folder.close()
 
     def _summary(self, status: str) -> dict[str, Any]:
         """What the folder tells, where no worker is left to sum up."""

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shoal.core.sessions import kill_session
 from shoal.launch.environment import network_environment
 from shoal.launch.lines import LONGEST_PRINT, Lines
 from shoal.launch.nursery import Nursery
@@ -187,8 +188,7 @@ class _Trainer:
         """With everything that it has started; `because` is told as the cause."""
         if not self._is_over:  # its number may be another's by then
             self._killed_because = self._killed_because or because
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_session(self.pid)
 
     def end(self) -> None:
         """Kill it and let go."""

@@ -39,6 +39,7 @@ def train(
     console = make_console("silent" if is_silent() else progress)
     try:
         with Interrupts(is_silent=under_torchrun()) as stop:
-            return launch(prepared, Launch(console, stop, launcher=launcher, address=address, wait_s=wait_s))
+            how = Launch(console, stop, stop.enter, launcher=launcher, address=address, wait_s=wait_s)
+            return launch(prepared, how)
     finally:
         console.close()

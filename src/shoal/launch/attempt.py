@@ -38,6 +38,8 @@ class Attempt:
     """When rank 0 did."""
     failures: dict[int, Failure] = field(default_factory=dict)
     stop_sent: str | None = None
+    has_stepped: bool = False
+    """Whether rank 0 has told of a step: until then there is nothing to save."""
 
     @property
     def is_over(self) -> bool:

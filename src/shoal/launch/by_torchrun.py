@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import RunError, UserError
+from shoal.core.sessions import kill_session
 from shoal.launch import policy
 from shoal.launch.account import Account, failure_of
 from shoal.launch.crew import LOOPBACK
@@ -55,6 +56,7 @@ class _Stream:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self.pid: int | None = None
         self.rank = -1
         self.start = -1
         self.name = ""
@@ -90,6 +92,8 @@ class _Watch:
         self.ended: dict[int, dict[str, Any]] = {}
         self.failures: dict[int, Failure] = {}
         self.stop_sent: str | None = None
+        self.has_stepped = False
+        """Whether rank 0 of this start has told of a step: until then there is nothing to save."""
         self.is_over = False
         self._streams = selectors.DefaultSelector()
         self._listening = socket.socket(socket.AF_UNIX)
@@ -107,14 +111,22 @@ class _Watch:
                 self._pass_on_stop()
             self._read_last_words()
             return self._conclude(agent.returncode)
-        except KeyboardInterrupt:  # while no workers run that could save
+        except KeyboardInterrupt:  # while no workers run that have something to save
+            self._end(agent)
             return self.account.interrupted()
         finally:
-            self.is_over = True
-            agent.kill()
-            agent.wait()
-            self._read_last_words()
+            self._end(agent)
             self._close()
+
+    def _end(self, agent: "subprocess.Popen[bytes]") -> None:
+        """The workers end with torchrun, and what they have started with them: torchrun has each lead a session."""
+        self.is_over = True
+        workers = {stream.pid for stream in self._workers_streams() if stream.pid is not None}
+        agent.kill()
+        agent.wait()
+        for pid in workers:
+            kill_session(pid)
+        self._read_last_words()
 
     def _start_torchrun(self) -> "subprocess.Popen[bytes]":
         recipe = self.prepared.loaded.recipe
@@ -190,6 +202,9 @@ class _Watch:
             self.account.see(stream.rank, {"what": "print", "line": line})
         elif stream.start == self.start:
             message = json.loads(line)
+            if message["what"] == "tick" and not self.has_stepped:
+                self.has_stepped = True
+                self.how.enter("training")
             self.account.see(stream.rank, message)
             if message["what"] == "ended":
                 self.ended[stream.rank] = message["summary"]
@@ -197,7 +212,7 @@ class _Watch:
                 self._fail(failure_of(stream.rank, self.node, message))
 
     def _greet(self, stream: _Stream, hello: dict[str, Any]) -> None:
-        stream.rank, stream.start = hello["rank"], hello["start"]
+        stream.pid, stream.rank, stream.start = hello["pid"], hello["rank"], hello["start"]
         stream.is_called(hello["stream"])
         if stream.start > self.start:
             self._note_restart(stream.start)
@@ -227,18 +242,18 @@ class _Watch:
         if self.failures:
             self.account.note_failure(policy.root_cause(list(self.failures.values())))
         self.start = self.account.restarts = start
-        self.ended, self.failures = {}, {}
+        self.ended, self.failures, self.has_stepped = {}, {}, False
+        self.how.enter("starting")
         self.account.note("restart", {"restarts": start, "from_step": self.account.saved_step})
 
     def _pass_on_stop(self) -> None:
         reason = self.how.stop()
         if reason is None or self.stop_sent is not None:
             return
-        self.stop_sent = reason
-        streams = self._workers_streams()
-        if self.start == 0 and not streams:
+        if not self.has_stepped and 0 not in self.ended:  # they may take minutes more to get ready
             raise KeyboardInterrupt
-        for stream in streams:
+        self.stop_sent = reason
+        for stream in self._workers_streams():
             if stream.name == "messages":
                 stream.send({"what": "stop", "reason": reason})
 

@@ -54,7 +54,7 @@ class Gang:
             while (summary := self._run_once()) is None:
                 pass
             return summary
-        except KeyboardInterrupt:  # while no workers run that could save
+        except KeyboardInterrupt:  # while no workers run that have something to save
             return self.account.interrupted()
 
     def _run_once(self) -> dict[str, Any] | None:
@@ -112,6 +112,7 @@ class Gang:
 
     def _start(self, members: list[Member]) -> Attempt:
         """Start a worker at each member; those that cannot are failures of the attempt."""
+        self.how.enter("starting")
         was_size = self.account.world_size
         if was_size is not None and was_size != len(members):
             self.account.note("resize", {"from": was_size, "to": len(members)})
@@ -175,6 +176,9 @@ class Gang:
             attempt.still_s[rank] = answer["still_s"]
             attempt.starting_s[rank] = answer["starting_s"]
             for message in answer["messages"]:
+                if message["what"] == "tick" and not attempt.has_stepped:
+                    attempt.has_stepped = True
+                    self.how.enter("training")
                 if not attempt.take(rank, message):
                     self.account.see(rank, message)
             if rank not in attempt.ended and rank not in attempt.failures:
@@ -185,6 +189,8 @@ class Gang:
         self._find_lost(attempt, _SILENT_S)
         if attempt.failures:
             return
+        if self.how.stop() is not None and not attempt.has_stepped and 0 not in attempt.ended:
+            raise KeyboardInterrupt  # they may take minutes more to get ready
         timeout_s = self.recipe.failures.hang_timeout_s
         if hung := policy.hung_ranks(attempt.standing(), timeout_s):
             self._note_hang(attempt, hung, timeout_s)

@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal: once means stop after this step and save, twice means stop now."""
+"""Ctrl-C, SIGTERM and a closed terminal: once means stop after this step and save, twice means stop now.
+
+Before the first step there is nothing to save, and once is enough.
+"""
 
 import contextlib
 import multiprocessing
@@ -7,11 +10,15 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from shoal.core.storage import to_json_line
 
 _SAME_S = 0.5
+
+Phase = Literal["starting", "building", "training"]
+"""What a signal comes into: a launcher that starts workers and looks by itself; this process as it builds what a run
+needs, anywhere in which it may be ended; steps."""
 
 
 class Interrupts:
@@ -21,12 +28,19 @@ class Interrupts:
         self.as_json = as_json
         self.is_silent = is_silent
         self.received: str | None = None
+        self.phase: Phase = "starting"
         self._first = 0.0
         self._saved: dict[int, Any] = {}
 
     def __call__(self) -> str | None:
         """The name of the signal that came, or None."""
         return self.received
+
+    def enter(self, phase: Phase) -> None:
+        """What the run does from now on."""
+        self.phase = phase
+        if phase == "building" and self.received is not None:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
@@ -50,7 +64,12 @@ class Interrupts:
             os._exit(130)
         self._first = now
         self.received = signal.Signals(number).name
-        self._say(f"{self.received}: saving after this step; once more to stop at once", prefix="\n")
+        if self.phase == "training":
+            self._say(f"{self.received}: saving after this step; once more to stop at once", prefix="\n")
+        else:
+            self._say(f"{self.received}: ending, because no step was taken yet", prefix="\n")
+        if self.phase == "building":
+            raise KeyboardInterrupt
 
     def _say(self, message: str, prefix: str) -> None:
         """Straight to the file descriptor: the interrupted code may hold the stream's lock."""

@@ -18,6 +18,7 @@ def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
     from shoal.train.request import RunRequest
     from shoal.train.worker import train_worker
 
+    how.enter("building")
     recipe = prepared.loaded.recipe
     device = choose_device(recipe.cluster.gpus_per_worker)
     request = RunRequest(
@@ -26,6 +27,7 @@ def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
         console=how.console,
         resume=prepared.resume,
         stop=how.stop,
+        on_first_step=lambda: how.enter("training"),
         started=how.started,
         marks=how.marks,
     )

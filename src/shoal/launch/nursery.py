@@ -25,6 +25,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.core.sessions import kill_session
+
 _LONGEST_MESSAGE = 4096
 _PR_SET_PDEATHSIG = 1
 _UNUSED_S = 60.0
@@ -49,7 +51,7 @@ class Nursery:
     def fork(self, job: Mapping[str, Any], *descriptors: int) -> int:
         """The pid of a new child that runs `job`; its first three descriptors become channel, stdout and stderr.
 
-        The child leads a process group, so that what it starts can be ended with it.
+        The child leads a session, so that what it starts can be ended with it.
         """
         with open(os.memfd_create("job"), "w+b") as file:  # noqa: PTH123 - a message would be limited in size
             file.write(json.dumps(job).encode())
@@ -204,7 +206,7 @@ def _serve(listening: socket.socket, path: Path) -> None:
             if not _answer(owners[descriptor], children, [listening.fileno(), reader, writer, *owners]):
                 owners.pop(descriptor).close()
                 for pid in [pid for pid, owner_of in children.items() if owner_of == descriptor]:
-                    _kill_group(pid)  # not reaped yet, so the number is still its own
+                    kill_session(pid)  # not reaped yet, so the number is still its own
                     children[pid] = -1
         if not owners:
             with _locked(path.parent):
@@ -239,31 +241,30 @@ def _fork(descriptors: list[int], ours: list[int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     nursery = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads: those of OpenBLAS, which is made for being forked
-        pid = os.fork()
-    if pid == 0:
-        _be_trainer(nursery, descriptors, ours)
-    with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # here, so that the group is there before its number is told
+    leads, is_leading = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads: those of OpenBLAS, which is made for being forked
+            pid = os.fork()
+        if pid == 0:
+            _be_trainer(nursery, descriptors, [*ours, leads], is_leading)
+    finally:  # in the nursery alone: the child never gets here
+        os.close(is_leading)
+        os.read(leads, 1)  # returns when the child has closed it too: the session is there before its number is told
+        os.close(leads)
     return pid
 
 
 def _tell_ended(owners: dict[int, socket.socket], children: dict[int, int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            # What it has started goes too, loader workers for example: they hold its files and its locks. Before it is
-            # reaped, because until then its number is not given to another.
-            _kill_group(found.si_pid)
+            # What it has started goes too, loader workers and compilers: they hold its files and its locks. Before it
+            # is reaped, because until then its number is not given to another.
+            kill_session(found.si_pid)
             pid, status = os.waitpid(found.si_pid, 0)
             owner = owners.get(children.pop(pid, -1))
             if owner is not None:
                 _send(owner, {"what": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
-
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def _send(owner: socket.socket, message: dict[str, Any]) -> None:
@@ -271,10 +272,12 @@ def _send(owner: socket.socket, message: dict[str, Any]) -> None:
         owner.send(json.dumps(message).encode())
 
 
-def _be_trainer(nursery: int, descriptors: list[int], ours: list[int]) -> None:
-    """Become the trainer; never returns."""
+def _be_trainer(nursery: int, descriptors: list[int], ours: list[int], is_leading: int) -> None:
+    """Become the trainer; never returns. `is_leading` is closed when it leads a session."""
     status = 1
     try:
+        os.setsid()
+        os.close(is_leading)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

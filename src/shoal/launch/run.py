@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.core.errors import RunError, UserError, WorkerError
 from shoal.core.storage import expand_home
+from shoal.launch.interrupts import Phase
 from shoal.observe.records import Observer
 from shoal.observe.runs import differing_fields, find_run, read_run
 from shoal.recipe.identity import changed_field, fixed_fields
@@ -109,6 +110,8 @@ class Launch:
 
     console: Observer
     stop: Callable[[], str | None] = lambda: None
+    enter: Callable[[Phase], None] = lambda phase: None
+    """Told what the run does, which decides what a signal means."""
     started: float = field(default_factory=time.time)
     launcher: str = "auto"
     """auto, local, torchrun or ray."""

@@ -90,10 +90,18 @@ def run_under_torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
     from shoal.train.request import RunRequest
     from shoal.train.worker import train_worker
 
+    how.enter("building")
     place, recipe = my_place(), prepared.loaded.recipe
     os.environ.update(_network(place, recipe))
     device = choose_device(recipe.cluster.gpus_per_worker, place.local_rank)
     run_dir = prepared.run_dir
+    has_stepped = False
+
+    def on_first_step() -> None:
+        nonlocal has_stepped
+        has_stepped = True
+        how.enter("training")
+
     try:
         # Nobody watches here: a worker that hangs is noticed by those who wait for it.
         store, meeting = _meet(place, recipe.nccl.timeout_s or recipe.failures.hang_timeout_s, how.stop)
@@ -105,6 +113,7 @@ def run_under_torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
                 run_dir=run_dir,
                 console=how.console,
                 stop=how.stop,
+                on_first_step=on_first_step,
                 threads=_threads(recipe, place),
                 marks=how.marks,
                 **run,
@@ -125,6 +134,8 @@ def run_under_torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
         error.__dict__["run_dir"] = run_dir
         if not by_network(error):
             raise
+        if how.stop() is not None and not has_stepped:  # the others got the signal too, and have gone
+            raise KeyboardInterrupt from None
         time.sleep(_CAUSE_S)
         what = re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0]).partition(". ")[0]  # without torch's own file names
         lost = RunError(f"the connection to another worker broke; it failed, was killed or hangs ({what})")

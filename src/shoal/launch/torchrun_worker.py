@@ -37,7 +37,7 @@ def _connect(launcher: str, place: Place, stream: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     with short_address(Path(launcher)) as address:
         connection.connect(address)
-    hello = {"rank": place.rank, "start": place.restarts, "stream": stream}
+    hello = {"pid": os.getpid(), "rank": place.rank, "start": place.restarts, "stream": stream}
     connection.sendall((json.dumps(hello) + "\n").encode())
     return connection
 

@@ -20,6 +20,9 @@ class RunRequest:
     resume: bool = False
     stop: Callable[[], str | None] = lambda: None
     """Why to stop after the present step, or None."""
+    on_first_step: Callable[[], None] = lambda: None
+    """Called on every worker when it has taken a step: until then there is nothing to save, and a `KeyboardInterrupt`
+    may end it anywhere."""
     started: float = field(default_factory=time.time)
     """When the user asked, in unix seconds."""
     restarts: int = 0

@@ -17,7 +17,7 @@ from shoal.core.group import by_network
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
 from shoal.core.weights import weights_sha256
-from shoal.observe.records import Observer, Observers
+from shoal.observe.records import Observer, Observers, Report
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.runs import read_events
 from shoal.parallel.build import choose_strategy
@@ -75,20 +75,11 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
     """Take over or make the run's folder, say what starts, and run the loop."""
     group = process.group
     folder = RunFolder(request.run_dir)
-    observer = Observers(folder, request.console) if process.is_first else Observers()
-    restored = Restored()
+    seen_by = (folder, request.console) if process.is_first else ()
+    observer = Observers(_FirstStep(request.on_first_step), *seen_by)
     is_made_here = False
     try:
-        if request.resume:
-            on_first(group, lambda: _take_over(folder, request))
-            restored = _restore(request, built, folder, process)
-            has_saved = any(event.get("event") == "save" for event in read_events(request.run_dir))
-            if restored.checkpoint is None and has_saved:
-                raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
-        elif any(group.gather(request.stop())):
-            raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
-        elif (recipe := request.loaded.recipe).checkpoint.upload_to:
-            on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
+        restored = _restore(request, built, folder, process)
         if restored.checkpoint is None and (init_from := request.loaded.recipe.train.init_from) is not None:
             restored.told.append(("initial_weights", _fill(built, init_from, process).to_record()))
         restored.told[:0] = settled.told
@@ -112,16 +103,53 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
         if is_made_here:  # nothing of a run that did not start stays behind
             shutil.rmtree(request.run_dir, ignore_errors=True)
         raise
+    is_unused = False
     try:
         return _run(run, request, folder, process, restored, saver)
+    except KeyboardInterrupt:
+        is_unused = is_made_here and run.first_step_s is None
+        raise
     finally:
         folder.close()
+        if is_unused:
+            shutil.rmtree(request.run_dir, ignore_errors=True)
+
+
+class _FirstStep:
+    """An observer that calls a function after the first step."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def report(self, report: Report) -> None:
+        """Nothing."""
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def tick(self, step: int) -> None:
+        """A step is done."""
+        if self._call is not None:
+            call, self._call = self._call, None
+            call()
 
 
 def _restore(request: RunRequest, built: Built, folder: RunFolder, process: Process) -> Restored:
-    recipe = request.loaded.recipe
+    """What the run goes on from; nothing where it is new, which is checked."""
+    group, recipe = process.group, request.loaded.recipe
+    if not request.resume:
+        if any(group.gather(request.stop())):
+            raise KeyboardInterrupt  # before the folder is made: nothing to save, nothing to resume
+        if recipe.checkpoint.upload_to:
+            on_first(group, lambda: check_unused(request.run_dir.name, recipe.checkpoint))
+        return Restored()
+    on_first(group, lambda: _take_over(folder, request))
     remote = remote_of(request.run_dir.name, recipe.checkpoint) if recipe.checkpoint.upload_to else None
-    return restore_newest(folder.checkpoints, built.unit, process, built.identity, recipe.train.seed, remote)
+    restored = restore_newest(folder.checkpoints, built.unit, process, built.identity, recipe.train.seed, remote)
+    has_saved = any(event.get("event") == "save" for event in read_events(request.run_dir))
+    if restored.checkpoint is None and has_saved:
+        raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
+    return restored
 
 
 def _fill(built: Built, init_from: str, process: Process) -> Initial:
@@ -228,7 +256,11 @@ def _run(
         if ending == TROUBLE:
             words = saver.too_many_failures() or "checkpoints could not be kept for a while"
             raise RunError(f"{words}; stopped at step {run.state.step}, which is saved in {folder.checkpoints}")
-    except BaseException as error:  # noqa: BLE001 - written down, then raised again
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and run.first_step_s is None and (reason := request.stop()) is not None:
+            if not request.resume:
+                raise  # nothing of it stays behind
+            return _end(run, folder, process, summarise(run, origin, "interrupted") | {"ended_by": reason})
         if isinstance(error, Exception) and not by_network(error):  # without the others it cannot be committed
             saver.settle(_SETTLE_S)
         failure = in_words(error, request.run_dir, run.recipe.micro_batch(run.unit.data_size))
@@ -248,7 +280,13 @@ def _run(
     if not process.is_first:
         collections.deque(weights, maxlen=0)
         return {"status": status, "ended_by": ending}
-    summary = summarise(run, origin, status, weights_sha256(weights)) | {"ended_by": ending}
+    return _end(run, folder, process, summarise(run, origin, status, weights_sha256(weights)) | {"ended_by": ending})
+
+
+def _end(run: Training, folder: RunFolder, process: Process, summary: dict[str, Any]) -> dict[str, Any]:
+    """Write down how the run ended; the others return only that."""
+    if not process.is_first:
+        return {"status": summary["status"], "ended_by": summary["ended_by"]}
     folder.write_summary(summary)
-    run.observer.event(status, {"step": run.state.step})
+    run.observer.event(summary["status"], {"step": run.state.step})
     return summary
