@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +27,8 @@ class Process:
     """Where workers on other machines reach this one; the loopback address where there are none."""
     agent_pid: int | None = None
     """The process that watches over this one, where there is one."""
+    tell: Callable[[str], None] = field(default=lambda words: None, compare=False)
+    """Shows a line to whoever watches the run, while it gets ready."""
 
     @property
     def is_first(self) -> bool:

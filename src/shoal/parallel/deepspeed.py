@@ -22,11 +22,11 @@ from shoal.parallel.deepspeed_config import Decided, build_config
 from shoal.parallel.deepspeed_engine import (
     build_engine,
     check_device,
-    check_nvme,
     choose_nvme_folder,
     take_weights_of_first,
 )
 from shoal.parallel.deepspeed_gradients import GradientWatch
+from shoal.parallel.deepspeed_ops import check_nvme
 from shoal.parallel.deepspeed_parts import Parts, Tensors, read_once, whole_weight
 from shoal.parallel.replica import Replica
 from shoal.parallel.section import ParallelSection

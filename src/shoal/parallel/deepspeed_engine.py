@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import sys
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,15 +22,12 @@ from shoal.core.errors import UserError
 from shoal.core.process import Process
 from shoal.parallel.deepspeed_config import Config
 
-_LOCK_IS_OLD_S = 3600.0
-"""Nobody compiles for so long, and everybody would wait for whoever has made a lock for ever."""
-
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def import_deepspeed(device: torch.device) -> Any:
     """The package, set up for this device and for the process group that there is."""
-    with _environment(DS_ACCELERATOR=device.type), contextlib.redirect_stdout(sys.stderr):
+    with environment(DS_ACCELERATOR=device.type), contextlib.redirect_stdout(sys.stderr):
         try:
             import deepspeed
             import deepspeed.comm
@@ -105,7 +101,7 @@ class Surroundings:
     def building(self) -> Iterator[None]:
         """Around the making of an engine."""
         plain = F.linear
-        with _environment(LOCAL_RANK=self.local_rank), contextlib.redirect_stdout(sys.stderr):
+        with environment(LOCAL_RANK=self.local_rank), contextlib.redirect_stdout(sys.stderr):
             try:
                 yield
             finally:
@@ -128,7 +124,7 @@ class Surroundings:
 
 
 @contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
+def environment(**values: str) -> Iterator[None]:
     """These variables, and none that is set meanwhile is left."""
     saved = dict(os.environ)
     os.environ.update(values)
@@ -206,42 +202,6 @@ def _ask_once(root: nn.Module) -> None:
     if swapper is not None:
         swap_in = swapper.swap_in
         swapper.swap_in = lambda params, *args, **kwargs: swap_in(list(dict.fromkeys(params)), *args, **kwargs)
-
-
-def check_nvme(folder: Path, process: Process) -> None:
-    """Raise on every worker unless each can write to its disk in the way that DeepSpeed does.
-
-    That is compiled where it was not yet, which takes minutes: by one worker of a machine, while the others wait.
-    """
-    problems = process.group.gather(_nvme_problem(folder, process.device))
-    for problem in problems:
-        if problem is not None:
-            raise UserError(problem)
-
-
-def _nvme_problem(folder: Path, device: torch.device) -> str | None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"parallel.deepspeed.nvme_dir: {folder} cannot be made: {error.strerror}"
-    import_deepspeed(device)
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-    from torch.utils.cpp_extension import _get_build_directory
-
-    words = "parallel.deepspeed: nvme needs DeepSpeed's async_io, which cannot be compiled here"
-    advice = "install libaio (Debian: apt-get install libaio-dev), g++ and ninja, or offload to cpu"
-    with _environment(), contextlib.redirect_stdout(sys.stderr):
-        try:
-            builder = AsyncIOBuilder()
-            if not builder.is_compatible(verbose=False):
-                return f"{words}; {advice}"
-            for lock in (Path(_get_build_directory(name, False)) / "lock" for name in ("pin_memory", "async_io")):
-                if lock.exists() and time.time() - lock.stat().st_mtime > _LOCK_IS_OLD_S:
-                    return f"{words}, because an interrupted compilation has left {lock}; remove that file"
-            builder.load(verbose=False)
-        except Exception as error:  # noqa: BLE001 - a compiler can fail in any way
-            return f"{words} ({str(error).strip().splitlines()[0]}); {advice}"
-    return None
 
 
 def choose_nvme_folder(root: Path, rank: int) -> Path:

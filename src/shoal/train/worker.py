@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import shutil
 import threading
 import time
@@ -44,6 +45,7 @@ _SETTLE_S = 60.0
 
 def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     """Build everything, train, and return the summary. Nothing is written before all is built."""
+    process = dataclasses.replace(process, tell=lambda words: request.console.event("starting", {"what": words}))
     recipe = request.loaded.recipe
     threads = recipe.cluster.threads_per_worker or request.threads
     settings = torch_settings(
