@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,11 +62,14 @@ def fenced(text: str, language: str) -> list[str]:
 
 
 @pytest.fixture
-def counting(here: Path) -> None:
+def counting(here: Path) -> Iterator[None]:
     """The files of the example that every strategy can divide, as a reader copies them."""
     after = STRATEGIES.split("## A model of your own, for all of them")[1]
     (here / "counting.py").write_text(fenced(after, "python")[0])
     (here / "counting.yaml").write_text(fenced(after, "yaml")[0])
+    sys.modules.pop("counting", None)
+    yield
+    sys.modules.pop("counting", None)  # others have modules of that name
 
 
 def counting_loss(command: str, capsys: pytest.CaptureFixture[str]) -> float:
@@ -78,7 +82,9 @@ def counting_loss(command: str, capsys: pytest.CaptureFixture[str]) -> float:
     return loss
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "pipeline", "tensor"])
+@pytest.mark.parametrize(
+    "strategy", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "pipeline")), "tensor"]
+)
 def test_the_model_for_all_strategies_is_trained_alike(
     strategy: str, counting: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

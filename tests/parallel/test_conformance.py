@@ -16,8 +16,8 @@ def alone(ranks: MakeRanks) -> Went:
     return went
 
 
-SLOW = ("fsdp_reduce_last", "fsdp_offload", "zero3_offload", "tensor", "tensor_ddp")
-"""What these do otherwise is also in tests of their strategy."""
+SLOW = ("fsdp_reduce_last", "fsdp_offload", "zero3_offload", "tensor", "tensor_ddp", "tensor_fsdp")
+"""What these do otherwise is also in tests of their strategy, and of checkpoints of any."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in STRATEGIES])

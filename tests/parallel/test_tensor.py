@@ -230,8 +230,8 @@ def workers(layout: str) -> int:
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        *(("gpt", layout) for layout in ("sequence", "plain", "ddp", "fsdp")),
-        *(pytest.param("gpt", layout, marks=pytest.mark.slow) for layout in ("fsdp_last", "offload", "size_1")),
+        *(("gpt", layout) for layout in ("sequence", "plain", "fsdp")),
+        *(pytest.param("gpt", layout, marks=pytest.mark.slow) for layout in ("ddp", "fsdp_last", "offload", "size_1")),
         *(("untied", "fsdp"), ("own", "sequence"), ("own", "fsdp"), ("vit", "fsdp"), ("even_vit", "sequence")),
         *(pytest.param(model, "sequence", marks=pytest.mark.slow) for model in ("untied", "vit")),
         *(pytest.param(*more, marks=pytest.mark.slow) for more in (("own", "plain"), ("even_vit", "fsdp"))),

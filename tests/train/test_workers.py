@@ -215,6 +215,7 @@ def samples_by_step() -> list[list[int]]:
     return [order.permutation(order.epoch_of(step))[slice(*order.bounds(step))].tolist() for step in range(LONG)]
 
 
+@pytest.mark.slow
 def test_a_launched_run_is_exact_over_a_stop_and_reads_every_sample_once_whatever_the_workers(
     undisturbed: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
