@@ -1,6 +1,5 @@
 """One worker of a measurement: `python -m shoal.bench.worker FOLDER RANK` does the job that lies in the folder."""
 
-import ctypes
 import json
 import os
 import signal
@@ -14,16 +13,16 @@ from shoal.bench.workers import RECORDS, Failure, tell_failure
 from shoal.core.errors import RunError, UserError
 from shoal.core.group import Meeting, by_network, joined
 from shoal.core.process import Process, choose_device
+from shoal.core.sessions import end_with_parent
 from shoal.core.storage import to_json_line
 
-_PR_SET_PDEATHSIG = 1
 _TIMEOUT_S = 600.0
 """How long a worker waits for the others, which may be compiling something; one that ends is noticed at once."""
 
 
 def main() -> int:
     """Do the job; the exit status."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever measures
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))

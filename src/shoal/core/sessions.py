@@ -1,13 +1,21 @@
-"""Ending a process with everything that it has started.
+"""Processes that end together: one with who started it, and with everything that it has started itself.
 
 A process group is not enough: build tools put every compiler into a group of its own. All of them stay in the session
 of whoever leads it, even when their parents are gone.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Get this signal when the process that started this one ends; if it has ended already, nothing comes any more."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def in_session(leader: int) -> list[int]:

@@ -7,7 +7,6 @@ when the last owner has gone, so does the nursery.
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -25,10 +24,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.core.sessions import kill_session
+from shoal.core.sessions import end_with_parent, kill_session
 
 _LONGEST_MESSAGE = 4096
-_PR_SET_PDEATHSIG = 1
 _UNUSED_S = 60.0
 """A nursery that nobody has connected to within so long ends."""
 
@@ -280,7 +278,7 @@ def _be_trainer(nursery: int, descriptors: list[int], ours: list[int], is_leadin
         os.close(is_leading)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         if os.getppid() != nursery:  # it has gone before it could take this one along
             os._exit(status)
         for descriptor in ours:

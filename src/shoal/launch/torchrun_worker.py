@@ -1,23 +1,20 @@
 """A worker that torchrun has started for `shoal train --launcher torchrun`, and that talks to that command."""
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+from shoal.core.sessions import end_with_parent
 from shoal.launch.nursery import short_address
 from shoal.launch.torchrun import Place, listen, my_place
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Connect to the launcher at the socket `sys.argv[1]`, take the job from it, and train."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # torchrun's end is ours
+    end_with_parent()  # which is torchrun
     place, launcher = my_place(), sys.argv[1]
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         with _connect(launcher, place, stream) as connection:

@@ -7,7 +7,6 @@ the worker ends.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -26,7 +25,7 @@ import torch
 
 from shoal.core.errors import UserError
 from shoal.core.process import Process
-from shoal.core.sessions import kill_session
+from shoal.core.sessions import end_with_parent, kill_session
 from shoal.parallel.deepspeed_engine import environment, import_deepspeed
 
 _OPS = ("pin_memory", "async_io")
@@ -39,7 +38,6 @@ _SOON_S = 20.0
 _NOBODY_S = 5.0
 """A lock of PyTorch's where nobody was seen for so long is of one who was killed."""
 _LOOK_EVERY_S = 0.2
-_PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[str], None]
 
@@ -250,7 +248,7 @@ def take_along(parent: int) -> None:
         raise SystemExit(128 + number)  # so that PyTorch removes its lock
 
     signal.signal(signal.SIGTERM, end)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it has gone before it could be seen
         raise SystemExit(1)
 

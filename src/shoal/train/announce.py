@@ -3,6 +3,7 @@
 import os
 import socket
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from shoal.core.process import Process
 from shoal.observe.records import Observer
 from shoal.observe.run_folder import RunFolder
 from shoal.parallel.build import choose_strategy
-from shoal.parallel.degrees import Degrees, find_degrees, in_words
+from shoal.parallel.degrees import find_degrees, in_words
 from shoal.recipe.parallel_checks import idle_settings
+from shoal.recipe.schema import Recipe
 from shoal.train.build import Built
 from shoal.train.loop import Training
 from shoal.train.request import RunRequest
@@ -36,56 +38,67 @@ def announce(
         observer.event("resume", {"step": found.step, "path": str(found.path)})
     elif request.resume:
         observer.event("warning", {"message": "the run has no checkpoint yet, so it begins anew"})
-    observer.event("start", _start_facts(request, built, run, workers))
+    division = _division(run.recipe, workers)
+    observer.event("start", _start_facts(request, built, run, division, len(workers)))
     observer.event("workers", {"workers": workers})
     own = request.loaded.recipe
-    for message in [*built.warnings, *_odd_sizes(run, built, workers), *idle_settings(own.parallel)]:
+    for message in [*built.warnings, *_odd_sizes(run, built, division), *idle_settings(own.parallel)]:
         observer.event("warning", {"message": message})
 
 
-def _odd_sizes(run: Training, built: Built, workers: list[dict[str, Any]]) -> list[str]:
+@dataclass(frozen=True)
+class _Division:
+    """How a step is divided."""
+
+    strategy: str
+    """In words, with the sizes of its groups."""
+    stages: int
+    micro_batch: int
+    micro_batches: int
+
+
+def _division(recipe: Recipe, workers: list[dict[str, Any]]) -> _Division:
+    parallel, world_size = recipe.parallel, len(workers)
+    of_one_node = next(iter(Counter(worker["node"] for worker in workers).values()))
+    strategy = choose_strategy(parallel, world_size)
+    degrees = find_degrees(parallel, strategy, world_size, of_one_node)
+    micro_batch = recipe.micro_batch(degrees.data)
+    micro_batches = -(-recipe.train.global_batch // (degrees.data * micro_batch))
+    return _Division(in_words(parallel, strategy, degrees), degrees.stages, micro_batch, micro_batches)
+
+
+def _odd_sizes(run: Training, built: Built, division: _Division) -> list[str]:
     """What works but is seldom meant."""
     optim, train, found = run.recipe.optim, run.recipe.train, []
     if optim.warmup_steps >= run.plan.num_steps:
         found.append(f"optim.warmup_steps: {optim.warmup_steps} is not less than the run's {run.plan.num_steps} steps")
     if train.global_batch > built.order.num_samples:
         found.append(f"train.global_batch: {train.global_batch} is more than the {built.order.num_samples} samples")
-    degrees, micro_batch = _division(run, workers)
-    flowing = -(-train.global_batch // (degrees.data * micro_batch))
-    if flowing < degrees.stages:
-        count = "1 micro-batch" if flowing == 1 else f"{flowing} micro-batches"
+    if division.micro_batches < division.stages:
+        count = "1 micro-batch" if division.micro_batches == 1 else f"{division.micro_batches} micro-batches"
         found.append(
-            f"train.micro_batch: {micro_batch} makes {count} a step, fewer than the {degrees.stages} stages of the "
-            "pipeline, which wait for each other; set a smaller one"
+            f"train.micro_batch: {division.micro_batch} makes {count} a step, fewer than the {division.stages} stages "
+            "of the pipeline, which wait for each other; set a smaller one"
         )
     return found
 
 
-def _division(run: Training, workers: list[dict[str, Any]]) -> tuple[Degrees, int]:
-    """How the workers are divided, and samples of a micro-batch."""
-    parallel = run.recipe.parallel
-    on_nodes = Counter(worker["node"] for worker in workers)
-    strategy = choose_strategy(parallel, len(workers))
-    degrees = find_degrees(parallel, strategy, len(workers), next(iter(on_nodes.values())))
-    return degrees, run.recipe.micro_batch(degrees.data)
-
-
-def _start_facts(request: RunRequest, built: Built, run: Training, workers: list[dict[str, Any]]) -> dict[str, Any]:
-    degrees, micro_batch = _division(run, workers)
-    parallel, world_size = run.recipe.parallel, len(workers)
+def _start_facts(
+    request: RunRequest, built: Built, run: Training, division: _Division, world_size: int
+) -> dict[str, Any]:
     return {
         "run": request.run_dir.name,
         "startup_s": request.marks,
         "world_size": world_size,
-        "strategy": in_words(parallel, choose_strategy(parallel, world_size), degrees),
+        "strategy": division.strategy,
         "parameters": built.num_parameters,
         "device": str(run.unit.device),
         "train_samples": len(built.datasets.train),
         "num_steps": run.plan.num_steps,
         "step": run.state.step,
         "global_batch": run.recipe.train.global_batch,
-        "micro_batch": micro_batch,
-        "accumulation": -(-run.recipe.train.global_batch // (degrees.data * micro_batch)),
+        "micro_batch": division.micro_batch,
+        "accumulation": division.micro_batches,
     }
 
 
