@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.bench import plan_check
 from shoal.bench.plan_check import compare, measure, recipe_for
 from shoal.bench.plan_memory import HostMemory
 from shoal.core.errors import RunError, UserError
+from shoal.parallel.sizes import Memory
 from shoal.recipe.load import load_recipe
+from shoal.train.advise import Outcome
 from shoal.train.forecast import forecast
 from tests.tiny import TINY, own_recipe, write_own_task
 
@@ -110,6 +113,21 @@ def test_steps_are_taken_as_they_were_foreseen_and_no_secret_is_written_down(mon
     assert recipe_for(loaded, smaller).tree()["train"]["micro_batch"] == 4
 
 
+@pytest.mark.parametrize(("host_gib", "agrees"), [(9.5, True), (10.7, True), (12.0, False), (8.5, False)])
+def test_what_is_kept_in_the_hosts_memory_is_compared_too(
+    host_gib: float, agrees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With figures of a GPU's worker made up."""
+    loaded = load_recipe([TINY], {"parallel.strategy": "fsdp", "parallel.fsdp.cpu_offload": True})
+    option = forecast(loaded.recipe, 1 << 40, on_gpu=True).own.option
+    outcome = Outcome(option, memory=Memory(activations=1 << 30, host=10 << 30), micro_batch=1)
+    worker = {"peak": 1 << 30, "weights": 0, "optimizer": 0, "host": int(host_gib * 2**30), "device": "cuda"}
+    monkeypatch.setattr(plan_check, "measure", lambda loaded, num_steps: [worker | {"seconds": [2.0, 0.5, 0.75]}])
+    found = compare(loaded, outcome)
+    assert found["agrees"] is agrees and found["parts"]["in host"]["predicted_bytes"] == 10 << 30
+    assert found["step_s"] == 0.5 and "in host" in found["how"]
+
+
 def test_each_worker_tells_what_it_took() -> None:
     found = measure(load_recipe([TINY], CPU | {"cluster.workers": 2, "parallel.strategy": "fsdp"}), 2)
     assert len(found) == 2 and all(len(worker["steps"]) == 2 and worker["device"] == "cpu" for worker in found)
@@ -143,4 +161,8 @@ def test_the_memory_of_this_process_is_seen_to_rise_and_fall() -> None:
     del tensor
     memory.reset_peak()
     assert memory.peak() < 0.5 * size
+    with_pinned = HostMemory(with_pinned=True)
+    shared = torch.ones(size // 4).share_memory_()  # which the kernel counts as it does pinned memory
+    assert with_pinned.now() > 0.9 * size and with_pinned.peak() > 0.9 * size and memory.now() < 0.5 * size
+    del shared
     del memory

@@ -1,13 +1,17 @@
 """`shoal plan` as it is typed: what it prints, and its exit status."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from shoal.cli.main import run
-from shoal.parallel.sizes import PARTS
+from shoal.cli.plan import _too_little_host
+from shoal.core.machine import machine_memory
+from shoal.parallel.sizes import PARTS, Memory
+from shoal.recipe.load import load_recipe
 from shoal.train import forecast
 from tests.tiny import own_recipe, write_own_task, write_tiny
 
@@ -41,6 +45,15 @@ def test_a_table_of_strategies_and_what_auto_takes(here: Path, capfd: Capture) -
     assert all(row.endswith("yes") for row in rows[:9])
     assert rows[9].startswith("auto: ddp, because the whole model fits on every worker: ") and not err
     assert [path.name for path in here.iterdir()] == ["gpt.yaml"], "nothing is written"
+
+
+def test_more_in_the_hosts_memory_than_there_is_is_told(here: Path) -> None:
+    recipe = load_recipe([GPT], {"cluster.workers": 2, "parallel.strategy": "fsdp"}).recipe
+    own = forecast.forecast(recipe, 1 << 40, on_gpu=True).own
+    assert _too_little_host(replace(own, memory=Memory(host=machine_memory() // 2)), recipe) is None
+    told = _too_little_host(replace(own, memory=Memory(host=3 << 42)), recipe)
+    there = f"{machine_memory() / 2**30:.2f} GiB"
+    assert told == f"fsdp keeps 24576.00 GiB in the host's memory, and this machine has {there}"
 
 
 def test_with_json_the_last_line_on_stdout_is_all_of_it(here: Path, capfd: Capture) -> None:

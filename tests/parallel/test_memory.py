@@ -19,8 +19,8 @@ KEPT, WORK = 10 * MB, 6 * MB
 
 
 def profile(kept: int = KEPT) -> Profile:
-    blocks = [Piece(f"blocks.{n}", BLOCK // 4, BLOCK, BLOCK, buffers=0, largest=BLOCK) for n in range(NUM_BLOCKS)]
-    rest = Piece("", REST // 4, REST, REST, buffers=MB, largest=REST)
+    blocks = [_piece(f"blocks.{n}", BLOCK) for n in range(NUM_BLOCKS)]
+    rest = _piece("", REST, buffers=MB)
     phases, alive = [Phase(ROOT, False, MB, 0, MB, MB)], MB
     for number in range(NUM_BLOCKS):
         phases.append(Phase(number, False, alive + kept + WORK, 0, alive + kept + WORK, alive + kept))
@@ -34,6 +34,11 @@ def profile(kept: int = KEPT) -> Profile:
     phases.append(Phase(ROOT, True, alive + REST, REST, alive + REST, 0, ((ROOT, REST),)))
     ends = (replace(rest, name="before"), Piece("after", 0, 0, 0, 0))
     return Profile(2, (*blocks, rest), tuple(phases), batch=MB, between=2 * MB, ends=ends)
+
+
+def _piece(name: str, size: int, buffers: int = 0) -> Piece:
+    """Of one weight."""
+    return Piece(name, size // 4, size, size, buffers, largest=size, each=((size, True),))
 
 
 WHOLE = NUM_BLOCKS * BLOCK + REST
@@ -110,7 +115,12 @@ def test_groups_of_fsdp_hold_a_copy_each() -> None:
 
 def test_what_fsdp_offloads_is_in_the_hosts_memory() -> None:
     found = memory("fsdp", on_gpu=True, fsdp={"cpu_offload": True})
-    assert found.weights == found.optimizer == 0 and found.host == 4 * WHOLE // 4
+    pinned = NUM_BLOCKS * 16 * MB + 32 * MB  # powers of two for a fourth of each weight: 10 and 25 MiB
+    assert found.weights == found.optimizer == 0 and found.host == 2 * pinned + 2 * WHOLE // 4
+    adds_up = memory("fsdp", 4, 2, on_gpu=True, fsdp={"cpu_offload": True})
+    assert adds_up.host == found.host + pinned, "a micro-batch's beside the sum of those before"
+    late = {"cpu_offload": True, "reduce_every_micro_batch": False}
+    assert memory("fsdp", 4, 2, on_gpu=True, fsdp=late).host == found.host
     here = memory("fsdp", fsdp={"cpu_offload": True})  # where that is the same memory
     assert here.host == 0 and here.total == memory("fsdp").total
 

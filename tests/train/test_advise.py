@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import UserError
+from shoal.parallel.section import FsdpSection, ParallelSection
 from shoal.parallel.sizes import LOSS, ROOT, Phase, Piece, Profile, Way, phase_words
 from shoal.recipe.load import load_recipe
 from shoal.recipe.schema import Recipe
@@ -17,6 +18,7 @@ from shoal.train.advise import (
     num_moments,
     options_of,
     records,
+    to_take,
     weigh_all,
 )
 
@@ -57,6 +59,17 @@ def test_one_worker_takes_single_if_it_fits() -> None:
     assert set(outcomes) == {"single", "fsdp, offloaded"} and choice.outcome is outcomes["single"]
     assert choice.why == "the whole model fits on one worker: 2.56 GiB of the 16.00 GiB that it can use"
     assert outcomes["single"].micro_batch == 48 and outcomes["single"].micro_batches == 1 and choice.hint is None
+
+
+def test_the_words_for_another_strategy_leave_out_what_is_for_the_recipes_own() -> None:
+    offloaded = {"parallel.strategy": "fsdp", "parallel.fsdp.cpu_offload": True, "parallel.pipeline.stages": 2}
+    outcomes, choice = weighed(recipe_of(1, **offloaded), 16)
+    assert to_take(choice.outcome) == "parallel.strategy=single" and choice.outcome is outcomes["single"]
+    assert outcomes["fsdp, offloaded"].option.is_own
+    across = {"parallel.fsdp.reduce_dtype": "bf16", "parallel.tensor.across": "fsdp"}
+    options = {option.name: option.parallel for option in options_of(recipe_of(4, **across))}
+    assert options["tensor x fsdp"].fsdp.reduce_dtype == options["fsdp"].fsdp.reduce_dtype == "bf16"
+    assert options["ddp"] == ParallelSection(strategy="ddp") and options["zero-1"].fsdp == FsdpSection()
 
 
 def test_the_largest_micro_batch_that_fits_is_found() -> None:

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal.bench.plan_check import compare
 from shoal.core.errors import RunError, UserError
 from shoal.observe.runs import curves, read_events
+from shoal.recipe.load import load_recipe
+from shoal.train.forecast import forecast, memory_of_worker
+from tests.bench.test_plan_check import GPT, write_tokens
 from tests.small_recipes import NAMES, small
 from tests.train.test_exact_resume import HARD, comparable, run
 
@@ -86,6 +90,7 @@ def test_fsdp_on_one_gpu_trains_what_single_trains(here: Path, precision: str, f
     for parallel in ({"strategy": "single"}, {"strategy": "fsdp", "fsdp": fsdp}):
         fields = small("shakespeare", here / "data", 10) | {"train.precision": precision, "train.clip_norm": 1.0}
         fields |= {"parallel": parallel, "cluster.gpus_per_worker": 1, "train.activation_checkpointing": True}
+        fields |= {"train.micro_batch": 2}  # four of a step
         run(fields, "shakespeare", here / parallel["strategy"])
         losses.append([value for _, value in curves(here / parallel["strategy"])["train_loss"]])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5 if precision == "fp32" else 5e-3)
@@ -97,6 +102,18 @@ def test_fsdp_resumed_on_a_gpu_is_the_same_as_never_stopped(here: Path) -> None:
     reference = run(overrides, "shakespeare", here / "whole")
     assert run(overrides, "shakespeare", here / "stopped", stop_at=5)["status"] == "interrupted"
     assert run(overrides, "shakespeare", here / "stopped")["weights_sha256"] == reference["weights_sha256"]
+
+
+@pytest.mark.parametrize("micro_batch", [2, 8])
+def test_what_is_offloaded_was_foreseen_on_both_sides(here: Path, micro_batch: int) -> None:
+    model = {"name": "gpt", "layers": 12, "heads": 8, "dim": 1024}
+    write_tokens(here, 8000)
+    fields = {"model": model, "train.micro_batch": micro_batch, "cluster.gpus_per_worker": 1}
+    loaded = load_recipe([GPT], fields | {"parallel.strategy": "fsdp", "parallel.fsdp.cpu_offload": True})
+    found = compare(loaded, forecast(loaded.recipe, *memory_of_worker(loaded.recipe)).own)
+    assert found["agrees"], found["parts"]
+    assert found["parts"]["weights"]["measured_bytes"] == found["parts"]["optimizer"]["measured_bytes"] == 0
+    assert found["parts"]["in host"]["measured_bytes"] > 16 * 150e6, "of each weight: itself, gradient and two moments"
 
 
 def test_the_largest_micro_batch_that_fits_is_found(here: Path) -> None:

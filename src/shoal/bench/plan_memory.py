@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,17 @@ class HostMemory:
     (`GIVES_BACK`), or this would be what was once taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_pinned: bool = False) -> None:
+        """`with_pinned`: with what a GPU can reach by itself, which the kernel counts as shared."""
+        self._with_pinned = with_pinned
         self.before = 0
         """Bytes that are not the model's: the interpreter and its libraries."""
         self.before = self.now()
 
     def now(self) -> int:
         """Bytes at this moment."""
-        return _status()["RssAnon"] - self.before
+        told = _status()
+        return told["RssAnon"] + self._with_pinned * told["RssShmem"] - self.before
 
     def reset_peak(self) -> None:
         """From here on, `peak` is about what comes."""
@@ -46,7 +50,8 @@ class HostMemory:
     def peak(self) -> int:
         """Most bytes since `reset_peak`."""
         told = _status()
-        return told["VmHWM"] - told["RssFile"] - told["RssShmem"] - self.before
+        shared = 0 if self._with_pinned else told["RssShmem"]
+        return told["VmHWM"] - told["RssFile"] - shared - self.before
 
 
 class GpuMemory:
@@ -71,7 +76,7 @@ class GpuMemory:
 
 
 def measure(process: Process, tree: dict[str, Any], num_steps: int) -> dict[str, Any]:
-    """Take steps of a recipe, as one of its workers; what memory they took, in bytes."""
+    """Take steps of a recipe, as one of its workers; what memory they took, in bytes, and how long."""
     recipe = check_tree(tree).recipe
     cores = len(os.sched_getaffinity(0))
     settings = torch_settings(
@@ -88,23 +93,34 @@ def measure(process: Process, tree: dict[str, Any], num_steps: int) -> dict[str,
 def _take_steps(recipe: Recipe, process: Process, num_steps: int) -> dict[str, Any]:
     """Build what the recipe describes, take steps, and tell what memory they took."""
     _warm_up(process, choose_strategy(recipe.parallel, process.world_size))
-    memory = GpuMemory(process.device) if process.device.type == "cuda" else HostMemory()
+    on_gpu = process.device.type == "cuda"
+    memory, host = (GpuMemory(process.device), HostMemory(with_pinned=True)) if on_gpu else (HostMemory(), None)
     data = _in_memory(recipe, memory)
     memory.reset_peak()
     built = build(recipe, process)
     _give_back()
     found: dict[str, Any] = {"data": data, "start": memory.peak(), "built": memory.now(), "steps": [], "gradients": 0}
+    found["seconds"] = []
+    if host is not None:
+        host.reset_peak()
     for batch in built.batches(0, num_steps):
         memory.reset_peak()
+        started = time.perf_counter()
         built.unit.forward_backward(batch)
-        found["gradients"] = _gradients(built.unit)
+        found["gradients"] = _gradients(built.unit, process.device)
         built.unit.optimizer_step(1e-6)
+        if on_gpu:
+            torch.cuda.synchronize(process.device)
+        found["seconds"].append(time.perf_counter() - started)
         found["steps"].append(memory.peak())
     _give_back()
     model, optimizer = built.unit.model, getattr(built.unit, "optimizer", None)
-    found["weights"] = sum(_held(parameter) for parameter in model.parameters())
     states = optimizer.state.values() if optimizer is not None else ()
-    found["optimizer"] = sum(_held(value) for state in states for value in state.values() if torch.is_tensor(value))
+    moments = [value for state in states for value in state.values() if torch.is_tensor(value)]
+    found["weights"] = sum(_held(parameter, process.device) for parameter in model.parameters())
+    found["optimizer"] = sum(_held(value, process.device) for value in moments)
+    if host is not None:
+        found["host"] = host.peak()
     return found | {"between": memory.now(), "before": memory.before, "device": process.device.type}
 
 
@@ -142,14 +158,14 @@ def _give_back() -> None:
         trim(0)
 
 
-def _gradients(unit: TrainUnit) -> int:
-    return sum(_held(parameter.grad) for parameter in unit.model.parameters() if parameter.grad is not None)
+def _gradients(unit: TrainUnit, device: torch.device) -> int:
+    return sum(_held(parameter.grad, device) for parameter in unit.model.parameters() if parameter.grad is not None)
 
 
-def _held(tensor: Any) -> int:
-    """Bytes that this worker holds of a tensor."""
+def _held(tensor: Any, device: torch.device) -> int:
+    """Bytes that this worker holds of a tensor on its device; of what is offloaded, none."""
     tensor = tensor.to_local() if is_distributed(tensor) else tensor
-    return 0 if tensor.is_meta else tensor.numel() * tensor.element_size()
+    return tensor.numel() * tensor.element_size() if tensor.device.type == device.type else 0
 
 
 def _status() -> dict[str, int]:

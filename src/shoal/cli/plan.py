@@ -67,6 +67,9 @@ def command(
     found = forecast(recipe, *memory_of_worker(recipe, of_gpu))
     record = found.to_record()
     _print(found, as_json)
+    if of_gpu is None:  # these are this machine's GPUs, if any
+        for problem in filter(None, (_too_little_host(outcome, recipe) for outcome in found.outcomes)):
+            click.echo(f"in host: {problem}", err=as_json)
     if room is not None:
         record["cluster"] = room.to_record()
         _print_room(room, address, as_json)
@@ -165,6 +168,8 @@ def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str,
             f"--check: {own.option.label} does not fit on this machine, where a worker can use {in_gib(here.usable)} "
             f"and needs {in_gib(own.memory.total)}; leave it out, or check with a smaller model or train.global_batch"
         )
+    if problem := _too_little_host(own, loaded.recipe):
+        raise UserError(f"--check: {problem}; leave it out, or check with a smaller model")
     device = "GPU" if here.on_gpu else "CPU"
     other = "; what stands above is for GPUs" if is_for_gpu and not here.on_gpu else ""
     click.echo(f"check: a few steps of {own.option.label} on this machine's {device}{other}", err=True)
@@ -174,11 +179,23 @@ def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str,
         difference = f"{100 * row['difference']:+.1f}%" if row["difference"] is not None else "-"
         table.add_row(part, _in_units(row["predicted_bytes"]), _in_units(row["measured_bytes"]), difference)
     _show(table, as_json)
-    click.echo(f"measured: {compared['how']}", err=as_json)
+    click.echo(f"measured: {compared['how']}; a step took {_in_seconds(compared['step_s'])}", err=as_json)
     bound = f"{TOLERANCE:.0%}, or {in_gib(SLACK)} where that is more"
     verdict = f"as foreseen, within {bound}" if compared["agrees"] else f"not as foreseen: off by more than {bound}"
     click.echo(f"check: {verdict}", err=as_json)
     return compared
+
+
+def _too_little_host(outcome: "Outcome", recipe: "Recipe") -> str | None:
+    """In words, where workers on this machine would keep more in its memory than it has."""
+    from shoal.core.machine import machine_memory
+    from shoal.train.advise import in_gib
+
+    needed, there = outcome.memory.host * recipe.cluster.workers, machine_memory()
+    if needed <= there:
+        return None
+    what = f"{outcome.option.label} keeps {in_gib(needed)} in the host's memory"
+    return f"{what}, and this machine has {in_gib(there)}"
 
 
 def _table(*columns: str) -> "Table":
@@ -209,6 +226,11 @@ def _size(text: str) -> int:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def _in_seconds(seconds: float) -> str:
+    """`8.1 s`, `270 ms`"""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _in_units(size: int) -> str:

@@ -1,6 +1,5 @@
 """Fully sharded data parallel: every worker holds a part of each tensor, and gathers a block's when it computes it."""
 
-import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -13,6 +12,7 @@ from shoal.core.batch import StepBatch
 from shoal.core.objective import Objective
 from shoal.core.process import Process
 from shoal.parallel.hooks import refuse_gradient_hooks
+from shoal.parallel.host_sums import HostSums
 from shoal.parallel.mesh import COPIES, SHARDS, build_mesh
 from shoal.parallel.replica import Replica
 from shoal.parallel.same_used import SameUsed
@@ -49,14 +49,16 @@ class FsdpUnit(Replica):
         self.same_used = SameUsed(
             self.group, self.names, instead="parallel.strategy=ddp with parallel.find_unused_parameters=true"
         )
+        self.host_sums = HostSums(self.parameters if process.device.type == "cuda" else ())
         self.before_last: Callable[[], AbstractContextManager[None]] = (
-            contextlib.nullcontext if section.fsdp.reduce_every_micro_batch else partial(without_reduction, model)
+            self.host_sums.before_last if section.fsdp.reduce_every_micro_batch else partial(without_reduction, model)
         )
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker those of its part."""
         self.same_used.check()
-        loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
+        with self.host_sums.step():
+            loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
         self.same_used.ask(self.parameters)
         _average(self.kept, self.world_size)
         return loss

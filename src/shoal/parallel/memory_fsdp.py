@@ -38,7 +38,7 @@ class _Walk:
         self.gathered = RATIO[gathered_as(section, way.precision)]
         self.reduced = RATIO[section.reduce_dtype]
         self.shards = way.degrees.shards
-        self.copies_more = 0 if way.on_gpu else 1
+        self.copies_more = 0 if way.on_gpu or self.shards == 1 else 1
         """Gloo gathers into a buffer of its own, and sums in one."""
         self.sums_later = not section.reduce_every_micro_batch and way.micro_batches > 1
         own, trained = self._part(profile.weights), self._part(profile.trained)
@@ -54,7 +54,9 @@ class _Walk:
         self.adds_up = self.held.gradients > 0
         self.offloads = section.cpu_offload and way.on_gpu
         if self.offloads:
-            host = own + (1 + way.moments) * trained
+            # A micro-batch's gradients come beside the sum of those before: `HostSums`.
+            copies = 2 if way.micro_batches > 1 and not self.sums_later else 1
+            host = self._pinned() + copies * self._pinned(of_gradients=True) + way.moments * trained
             gradients = self.held.gradients if self.sums_later else 0
             self.held = replace(self.held, weights=0, gradients=gradients, optimizer=0, host=host)
         self.open: dict[int, int] = {}
@@ -69,6 +71,12 @@ class _Walk:
 
     def _part(self, size: int) -> int:
         return -(-size // self.shards)
+
+    def _pinned(self, of_gradients: bool = False) -> int:
+        """Bytes of pinned memory for the weights, or their gradients: PyTorch takes a power of two for each."""
+        each = [one for piece in self.profile.pieces for one in piece.each]
+        sizes = [self._part(size) for size, is_trained in each if size and (is_trained or not of_gradients)]
+        return sum(1 << (size - 1).bit_length() for size in sizes)
 
     def _piece(self, number: int) -> int:
         """All of a model is one piece where its blocks cannot be gathered by themselves."""

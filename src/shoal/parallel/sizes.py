@@ -29,6 +29,8 @@ class Piece:
     """The largest single weight."""
     low_rank: int = 0
     """Rows and columns of its matrices together: what a gradient of rank one would have."""
+    each: tuple[tuple[int, bool], ...] = ()
+    """Bytes of every weight, and whether it has a gradient."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Tensor and sequence parallel: workers share every layer, and groups of them the samples of a step."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,6 +16,7 @@ from shoal.core.process import Process
 from shoal.core.weights import named_weights
 from shoal.parallel.gradients import align_gradients, average_gradients
 from shoal.parallel.hooks import refuse_gradient_hooks
+from shoal.parallel.host_sums import HostSums
 from shoal.parallel.mesh import COPIES, SHARDS, TENSOR, build_mesh, on_whole_mesh
 from shoal.parallel.replica import Replica
 from shoal.parallel.same_used import SameUsed
@@ -52,17 +52,18 @@ class TensorUnit(Replica):
         sequence = section.tensor.sequence and plan.can_divide_tokens
         if group is not None:
             divide_layers(model, plan, group, sequence)
-        self.before_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         keep_on = process.device
         self.is_sharded = section.tensor.across == "fsdp" and data is not None
         if self.is_sharded:
             assert data is not None
             shard_model(model, data, section.fsdp, settings, process.device)
             keep_on = torch.device("cpu") if section.fsdp.cpu_offload else process.device
-            if not section.fsdp.reduce_every_micro_batch:
-                self.before_last = partial(without_reduction, model)
         _place(model, initial, keep_on, process.device)
         super().__init__(model, objective, settings, process, is_divided=True)
+        self.host_sums = HostSums(self.parameters if process.device.type == "cuda" else ())
+        self.before_last: Callable[[], AbstractContextManager[None]] = self.host_sums.before_last
+        if self.is_sharded and not section.fsdp.reduce_every_micro_batch:
+            self.before_last = partial(without_reduction, model)
         self.same_used = SameUsed(self.group, self.names, instead="parallel.tensor.across=ddp")
         self.mesh = mesh
         self.data_rank, self.data_size = mesh.data_rank, mesh.degrees.data
@@ -80,7 +81,8 @@ class TensorUnit(Replica):
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker those of its part."""
         self.same_used.check()
-        loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
+        with self.host_sums.step():
+            loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
         if self.is_sharded:
             self.same_used.ask(self.parameters)
         align_gradients(self.parameters)

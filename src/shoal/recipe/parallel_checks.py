@@ -53,15 +53,21 @@ def parallel_problems(recipe: Recipe) -> Found:
         yield from _elastic_problems(recipe)
 
 
+def unused_sections(parallel: ParallelSection) -> list[str]:
+    """The sections of other strategies than its own."""
+    used = {parallel.strategy}
+    if parallel.strategy == "tensor" and parallel.tensor.across == "fsdp":
+        used.add("fsdp")
+    return [name for name in _OF_ONE_STRATEGY if name not in used]
+
+
 def idle_settings(parallel: ParallelSection) -> Iterator[str]:
     """What of a recipe is said for other strategies than its own, which somebody may think to have."""
     strategy = parallel.strategy
     if strategy == "auto":
         return
-    used = {strategy} | ({"fsdp"} if strategy == "tensor" and parallel.tensor.across == "fsdp" else set())
-    for name in _OF_ONE_STRATEGY:
-        said = getattr(parallel, name).model_dump(exclude_defaults=True)
-        for field in said if name not in used else ():
+    for name in unused_sections(parallel):
+        for field in getattr(parallel, name).model_dump(exclude_defaults=True):
             yield f"parallel.{name}.{field}: is not used, because parallel.strategy is {strategy}"
     pipeline = parallel.pipeline
     is_said = "stages_per_worker" in pipeline.model_dump(exclude_defaults=True)

@@ -12,7 +12,7 @@ from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.parallel.sizes import PARTS, Memory, Profile, Way
 from shoal.parallel.traffic import sent
 from shoal.recipe.checks import problems
-from shoal.recipe.parallel_checks import num_shares
+from shoal.recipe.parallel_checks import num_shares, unused_sections
 from shoal.recipe.schema import Recipe
 
 USABLE = 0.9
@@ -105,6 +105,7 @@ def options_of(recipe: Recipe) -> list[Option]:
     """What there is to choose from: the recipe's own strategy first, then all others as their settings are there."""
     own, workers = recipe.parallel, recipe.cluster.workers
     found = [Option(_name_of(own), own, True, _sizes_of(own, workers))] if own.strategy != "auto" else []
+    taken = [_changed(own, {"strategy": own.strategy})]
     for name, changes in (_LONE if workers == 1 else _SEVERAL).items():
         section = _changed(own, changes)
         if section.strategy == "tensor" and own.tensor.size is None:
@@ -112,7 +113,8 @@ def options_of(recipe: Recipe) -> list[Option]:
             section = section.model_copy(update={"tensor": section.tensor.model_copy(update={"size": size})})
             if size is None and section.tensor.across == "fsdp":  # the same as without
                 continue
-        if not any(section == other.parallel for other in found):
+        if section not in taken:
+            taken.append(section)
             found.append(Option(name, section, sizes=_sizes_of(section, workers)))
     return found
 
@@ -125,12 +127,14 @@ def _sizes_of(section: ParallelSection, workers: int) -> str | None:
 
 
 def _changed(section: ParallelSection, changes: dict[str, Any]) -> ParallelSection:
-    """The section with another strategy, and without what is for ddp alone."""
-    tree = section.model_dump()
+    """The section with another strategy, and without what is for others alone."""
+    tree, plain = section.model_dump(), ParallelSection()
     for name, value in changes.items():
         tree[name] = tree[name] | value if isinstance(value, dict) else value
+    changed = ParallelSection.model_validate(tree)
+    for name in unused_sections(changed):
+        tree[name] = getattr(plain, name)
     if changes["strategy"] != "ddp":
-        plain = ParallelSection()
         tree |= {name: getattr(plain, name) for name in ("compress", "hierarchical", "sync_every", "sync_batch_norm")}
     return ParallelSection.model_validate(tree)
 

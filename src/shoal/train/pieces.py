@@ -130,6 +130,7 @@ def _piece(name: str, parameters: Iterable[nn.Parameter], buffers: Iterable[torc
         buffers=num_bytes(buffers),
         largest=max((num_bytes([parameter]) for parameter in own), default=0),
         low_rank=sum(matrix.shape[0] + matrix.numel() // max(matrix.shape[0], 1) for matrix in matrices),
+        each=tuple((num_bytes([parameter]), parameter.requires_grad) for parameter in own),
     )
 
 
