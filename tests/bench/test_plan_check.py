@@ -113,18 +113,23 @@ def test_steps_are_taken_as_they_were_foreseen_and_no_secret_is_written_down(mon
     assert recipe_for(loaded, smaller).tree()["train"]["micro_batch"] == 4
 
 
-@pytest.mark.parametrize(("host_gib", "agrees"), [(9.5, True), (10.7, True), (12.0, False), (8.5, False)])
+@pytest.mark.parametrize(
+    ("foreseen", "taken", "agrees"),
+    [(10, 9.5, True), (10, 10.7, True), (10, 12.0, False), (10, 8.5, False), (1, 1.45, True), (1, 1.55, False)],
+)
 def test_what_is_kept_in_the_hosts_memory_is_compared_too(
-    host_gib: float, agrees: bool, monkeypatch: pytest.MonkeyPatch
+    foreseen: int, taken: float, agrees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With figures of a GPU's worker made up."""
+    """With figures of GPUs' workers made up, in GiB."""
     loaded = load_recipe([TINY], {"parallel.strategy": "fsdp", "parallel.fsdp.cpu_offload": True})
     option = forecast(loaded.recipe, 1 << 40, on_gpu=True).own.option
-    outcome = Outcome(option, memory=Memory(activations=1 << 30, host=10 << 30), micro_batch=1)
-    worker = {"peak": 1 << 30, "weights": 0, "optimizer": 0, "host": int(host_gib * 2**30), "device": "cuda"}
-    monkeypatch.setattr(plan_check, "measure", lambda loaded, num_steps: [worker | {"seconds": [2.0, 0.5, 0.75]}])
+    outcome = Outcome(option, memory=Memory(activations=1 << 30, host=foreseen << 30), micro_batch=1)
+    worker = {"peak": 1 << 30, "weights": 0, "optimizer": 0, "host": int(taken * 2**30), "device": "cuda"}
+    workers = [worker | {"seconds": [2.0, 0.5, 0.75]}, worker | {"seconds": [0.25], "peak": 2, "host": 1}]
+    monkeypatch.setattr(plan_check, "measure", lambda loaded, num_steps: workers[:: -1 if agrees else 1])
     found = compare(loaded, outcome)
-    assert found["agrees"] is agrees and found["parts"]["in host"]["predicted_bytes"] == 10 << 30
+    assert found["agrees"] is agrees and found["off"] == ([] if agrees else ["in host"])
+    assert found["parts"]["in host"]["measured_bytes"] == int(taken * 2**30)
     assert found["step_s"] == 0.5 and "in host" in found["how"]
 
 

@@ -1,17 +1,14 @@
 """`shoal plan` as it is typed: what it prints, and its exit status."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from shoal.cli.main import run
-from shoal.cli.plan import _too_little_host
-from shoal.core.machine import machine_memory
-from shoal.parallel.sizes import PARTS, Memory
-from shoal.recipe.load import load_recipe
+from shoal.core import machine
+from shoal.parallel.sizes import PARTS
 from shoal.train import forecast
 from tests.tiny import own_recipe, write_own_task, write_tiny
 
@@ -47,13 +44,24 @@ def test_a_table_of_strategies_and_what_auto_takes(here: Path, capfd: Capture) -
     assert [path.name for path in here.iterdir()] == ["gpt.yaml"], "nothing is written"
 
 
-def test_more_in_the_hosts_memory_than_there_is_is_told(here: Path) -> None:
-    recipe = load_recipe([GPT], {"cluster.workers": 2, "parallel.strategy": "fsdp"}).recipe
-    own = forecast.forecast(recipe, 1 << 40, on_gpu=True).own
-    assert _too_little_host(replace(own, memory=Memory(host=machine_memory() // 2)), recipe) is None
-    told = _too_little_host(replace(own, memory=Memory(host=3 << 42)), recipe)
-    there = f"{machine_memory() / 2**30:.2f} GiB"
-    assert told == f"fsdp keeps 24576.00 GiB in the host's memory, and this machine has {there}"
+def test_more_in_the_hosts_memory_than_there_is_is_told(
+    here: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with two GPUs, and hardly more memory than two workers take without a model."""
+    monkeypatch.setattr(forecast, "memory_of_worker", lambda recipe, of_gpu=None: (80 << 30, True))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "machine_memory", lambda: (4 << 30) + 1000)
+    words = [write_gpt(here), "parallel.strategy=fsdp", "parallel.fsdp.cpu_offload=true", "--json"]
+    assert run(["plan", *words, "--workers", "4"]) == 0
+    out, err = capfd.readouterr()
+    note = next(note for note in json.loads(out)["notes"] if note.startswith("in host"))
+    assert note in err.splitlines() and note.endswith("and this machine has 4.00 GiB")
+    assert "fsdp, offloaded keeps 1.9 MiB" in note and "beside the 2.00 GiB that a worker takes" in note
+    assert run(["plan", *words, "--workers", "2", "--check"]) == 2
+    assert "error: --check: fsdp, offloaded keeps " in capfd.readouterr().err
+    monkeypatch.setattr(machine, "machine_memory", lambda: 5 << 30)
+    assert run(["plan", *words, "--workers", "4"]) == 0, "two of them are here"
+    assert "in host:" not in capfd.readouterr().err
 
 
 def test_with_json_the_last_line_on_stdout_is_all_of_it(here: Path, capfd: Capture) -> None:

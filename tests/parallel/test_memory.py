@@ -9,7 +9,7 @@ from shoal.parallel.degrees import find_degrees
 from shoal.parallel.memory import needed
 from shoal.parallel.memory_deepspeed import deepspeed_moments
 from shoal.parallel.section import ParallelSection
-from shoal.parallel.sizes import LOSS, ROOT, Memory, Phase, Piece, Profile, Way
+from shoal.parallel.sizes import LOSS, ROOT, Memory, Phase, Piece, Profile, Way, Weight
 from shoal.parallel.traffic import sent
 
 MB = 1 << 20
@@ -38,7 +38,7 @@ def profile(kept: int = KEPT) -> Profile:
 
 def _piece(name: str, size: int, buffers: int = 0) -> Piece:
     """Of one weight."""
-    return Piece(name, size // 4, size, size, buffers, largest=size, each=((size, True),))
+    return Piece(name, size // 4, size, size, buffers, largest=size, each=(Weight(size // 1024, 1024, True),))
 
 
 WHOLE = NUM_BLOCKS * BLOCK + REST
@@ -108,6 +108,12 @@ def test_fsdp_that_keeps_blocks_gathered_holds_the_whole_model() -> None:
     assert keeps.buffers == MB + 64 * MB + WHOLE + BLOCK
 
 
+def test_a_worker_of_fsdp_without_others_talks_to_nobody() -> None:
+    alone, among_others = memory("fsdp", 1), memory("fsdp", 4)
+    assert alone.when == among_others.when == "sending gradients"
+    assert among_others.buffers - alone.buffers == REST, "what is sent last, once more"
+
+
 def test_groups_of_fsdp_hold_a_copy_each() -> None:
     found = memory("fsdp", fsdp={"shard_size": 2})
     assert found.weights == WHOLE // 2 and found.optimizer == WHOLE
@@ -121,6 +127,10 @@ def test_what_fsdp_offloads_is_in_the_hosts_memory() -> None:
     assert adds_up.host == found.host + pinned, "a micro-batch's beside the sum of those before"
     late = {"cpu_offload": True, "reduce_every_micro_batch": False}
     assert memory("fsdp", 4, 2, on_gpu=True, fsdp=late).host == found.host
+    *blocks, rest = profile().pieces
+    frozen = replace(profile(), pieces=(*blocks, replace(rest, each=(Weight(6, MB, False),))))
+    part = needed(frozen, way("fsdp", on_gpu=True, fsdp={"cpu_offload": True}))
+    assert part.host == found.host - 2 * 32 * MB + 2 * MB, "two of six rows, and no gradient"
     here = memory("fsdp", fsdp={"cpu_offload": True})  # where that is the same memory
     assert here.host == 0 and here.total == memory("fsdp").total
 
@@ -172,6 +182,8 @@ def test_what_zero_offloads_is_in_the_hosts_memory() -> None:
     offload = {"stage": 3, "offload_optimizer": "cpu", "offload_params": "cpu"}
     found = memory("deepspeed", on_gpu=True, deepspeed=offload)
     assert found.weights == found.optimizer == 0 and found.host == 5 * WHOLE // 4
+    on_disk = memory("deepspeed", on_gpu=True, deepspeed=offload | {"offload_optimizer": "nvme", "nvme_dir": "/nvme"})
+    assert on_disk.host == WHOLE // 4 and on_disk.total == found.total, "the optimizer's is not in any memory"
 
 
 def test_the_first_worker_of_a_pipeline_holds_the_most_micro_batches() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import UserError
-from shoal.parallel.section import FsdpSection, ParallelSection
 from shoal.parallel.sizes import LOSS, ROOT, Phase, Piece, Profile, Way, phase_words
 from shoal.recipe.load import load_recipe
 from shoal.recipe.schema import Recipe
@@ -69,7 +68,8 @@ def test_the_words_for_another_strategy_leave_out_what_is_for_the_recipes_own() 
     across = {"parallel.fsdp.reduce_dtype": "bf16", "parallel.tensor.across": "fsdp"}
     options = {option.name: option.parallel for option in options_of(recipe_of(4, **across))}
     assert options["tensor x fsdp"].fsdp.reduce_dtype == options["fsdp"].fsdp.reduce_dtype == "bf16"
-    assert options["ddp"] == ParallelSection(strategy="ddp") and options["zero-1"].fsdp == FsdpSection()
+    names = [option.sizes for option in options_of(recipe_of(4, **{"parallel.strategy": "tensor"}))]
+    assert names.count("tensor 4") == 1, "though the recipe leaves its size open"
 
 
 def test_the_largest_micro_batch_that_fits_is_found() -> None:

@@ -10,6 +10,7 @@ import torch
 from shoal.bench.plan_check import compare
 from shoal.core.errors import RunError, UserError
 from shoal.observe.runs import curves, read_events
+from shoal.parallel.host_sums import HostSums
 from shoal.recipe.load import load_recipe
 from shoal.train.forecast import forecast, memory_of_worker
 from tests.bench.test_plan_check import GPT, write_tokens
@@ -104,16 +105,32 @@ def test_fsdp_resumed_on_a_gpu_is_the_same_as_never_stopped(here: Path) -> None:
     assert run(overrides, "shakespeare", here / "stopped")["weights_sha256"] == reference["weights_sha256"]
 
 
-@pytest.mark.parametrize("micro_batch", [2, 8])
-def test_what_is_offloaded_was_foreseen_on_both_sides(here: Path, micro_batch: int) -> None:
+def test_what_is_offloaded_was_foreseen_on_both_sides(here: Path) -> None:
     model = {"name": "gpt", "layers": 12, "heads": 8, "dim": 1024}
     write_tokens(here, 8000)
-    fields = {"model": model, "train.micro_batch": micro_batch, "cluster.gpus_per_worker": 1}
-    loaded = load_recipe([GPT], fields | {"parallel.strategy": "fsdp", "parallel.fsdp.cpu_offload": True})
-    found = compare(loaded, forecast(loaded.recipe, *memory_of_worker(loaded.recipe)).own)
-    assert found["agrees"], found["parts"]
-    assert found["parts"]["weights"]["measured_bytes"] == found["parts"]["optimizer"]["measured_bytes"] == 0
-    assert found["parts"]["in host"]["measured_bytes"] > 16 * 150e6, "of each weight: itself, gradient and two moments"
+    in_host = []
+    for micro_batch in (2, 8):
+        fields = {"model": model, "train.micro_batch": micro_batch, "cluster.gpus_per_worker": 1}
+        loaded = load_recipe([GPT], fields | {"parallel.strategy": "fsdp", "parallel.fsdp.cpu_offload": True})
+        found = compare(loaded, forecast(loaded.recipe, *memory_of_worker(loaded.recipe)).own)
+        assert found["agrees"], found["parts"]
+        assert found["parts"]["weights"]["measured_bytes"] == found["parts"]["optimizer"]["measured_bytes"] == 0
+        in_host.append(found["parts"]["in host"]["measured_bytes"])
+    of_several, of_one = in_host
+    assert of_one > 16 * 150e6, "of each weight: itself, gradient and two moments"
+    assert of_several - of_one > 4 * 150e6, "gradients of a micro-batch beside the sum of those before"
+
+
+def test_offloaded_gradients_of_a_gpu_are_put_aside_and_add_up_to_the_same(here: Path) -> None:
+    fields = small("shakespeare", here / "data", 4) | {"train.micro_batch": 2, "cluster.gpus_per_worker": 1}
+    fields |= {"parallel": {"strategy": "fsdp", "fsdp": {"cpu_offload": True}}, "train.deterministic": True}
+    hashes = [run(fields, "shakespeare", here / "own")["weights_sha256"]]
+    with pytest.MonkeyPatch.context() as patch:
+        times: list[int] = []
+        patch.setattr(HostSums, "_put_aside", lambda sums: times.append(len(sums._parameters)))
+        hashes.append(run(fields, "shakespeare", here / "of_fsdp")["weights_sha256"])
+        assert times and min(times) > 0
+    assert hashes[0] == hashes[1], "FSDP2 adds them up where nobody takes them away"
 
 
 def test_the_largest_micro_batch_that_fits_is_found(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
 _SHOWN = 40
 """Characters of wrong input that are repeated."""
+_OF_PROCESS = 2 << 30
+"""Of the host's memory, what a worker on a GPU takes without its tensors: libraries, and what CUDA keeps there."""
 _UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -65,11 +68,10 @@ def command(
         _check_machine(recipe)
     room = _ask_for_room(recipe, address) if address is not None else None  # what is wrong with it shows at once
     found = forecast(recipe, *memory_of_worker(recipe, of_gpu))
+    if of_gpu is None:  # these are this machine's GPUs, if any
+        found = replace(found, notes=[*found.notes, *_too_little_host_notes(found)])
     record = found.to_record()
     _print(found, as_json)
-    if of_gpu is None:  # these are this machine's GPUs, if any
-        for problem in filter(None, (_too_little_host(outcome, recipe) for outcome in found.outcomes)):
-            click.echo(f"in host: {problem}", err=as_json)
     if room is not None:
         record["cluster"] = room.to_record()
         _print_room(room, address, as_json)
@@ -155,7 +157,7 @@ def _check_machine(recipe: "Recipe") -> None:
 
 
 def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str, Any]:
-    from shoal.bench.plan_check import SLACK, TOLERANCE, compare
+    from shoal.bench.plan_check import HOST_SLACK, SLACK, TOLERANCE, compare
     from shoal.train.advise import in_gib
     from shoal.train.forecast import forecast, memory_of_worker
 
@@ -168,7 +170,7 @@ def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str,
             f"--check: {own.option.label} does not fit on this machine, where a worker can use {in_gib(here.usable)} "
             f"and needs {in_gib(own.memory.total)}; leave it out, or check with a smaller model or train.global_batch"
         )
-    if problem := _too_little_host(own, loaded.recipe):
+    if problem := _too_little_host(own, loaded.recipe.cluster.workers):
         raise UserError(f"--check: {problem}; leave it out, or check with a smaller model")
     device = "GPU" if here.on_gpu else "CPU"
     other = "; what stands above is for GPUs" if is_for_gpu and not here.on_gpu else ""
@@ -179,23 +181,37 @@ def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str,
         difference = f"{100 * row['difference']:+.1f}%" if row["difference"] is not None else "-"
         table.add_row(part, _in_units(row["predicted_bytes"]), _in_units(row["measured_bytes"]), difference)
     _show(table, as_json)
-    click.echo(f"measured: {compared['how']}; a step took {_in_seconds(compared['step_s'])}", err=as_json)
-    bound = f"{TOLERANCE:.0%}, or {in_gib(SLACK)} where that is more"
-    verdict = f"as foreseen, within {bound}" if compared["agrees"] else f"not as foreseen: off by more than {bound}"
+    click.echo(f"measured: {compared['how']}", err=as_json)
+    if compared["step_s"] is not None:
+        click.echo(f"a step took {_in_seconds(compared['step_s'])}, the fastest of {compared['steps']}", err=as_json)
+    in_host = f" (in host: {in_gib(HOST_SLACK)})" if "in host" in compared["parts"] else ""
+    bound = f"{TOLERANCE:.0%}, or {in_gib(SLACK)}{in_host} where that is more"
+    wrong = " and ".join(compared["off"])
+    verdict = f"as foreseen, within {bound}" if not wrong else f"not as foreseen: {wrong} off by more than {bound}"
     click.echo(f"check: {verdict}", err=as_json)
     return compared
 
 
-def _too_little_host(outcome: "Outcome", recipe: "Recipe") -> str | None:
-    """In words, where workers on this machine would keep more in its memory than it has."""
+def _too_little_host_notes(found: "Forecast") -> list[str]:
+    """Of every strategy that would keep more in this machine's memory than it has."""
+    import torch
+
+    workers = min(found.recipe.cluster.workers, max(torch.cuda.device_count(), 1))
+    problems = [_too_little_host(outcome, workers) for outcome in found.outcomes if outcome.problem is None]
+    return [f"in host: {problem}" for problem in problems if problem is not None]
+
+
+def _too_little_host(outcome: "Outcome", workers: int) -> str | None:
+    """In words, where so many workers on this machine would keep more in its memory than it has."""
     from shoal.core.machine import machine_memory
     from shoal.train.advise import in_gib
 
-    needed, there = outcome.memory.host * recipe.cluster.workers, machine_memory()
-    if needed <= there:
+    host, there = outcome.memory.host, machine_memory()
+    if not host or workers * (host + _OF_PROCESS) <= there:
         return None
-    what = f"{outcome.option.label} keeps {in_gib(needed)} in the host's memory"
-    return f"{what}, and this machine has {in_gib(there)}"
+    what = f"{outcome.option.label} keeps {in_gib(workers * host)} in the host's memory"
+    each = f" beside the {in_gib(_OF_PROCESS)} that a worker takes by itself"
+    return f"{what}{each}, and this machine has {in_gib(there)}"
 
 
 def _table(*columns: str) -> "Table":
@@ -230,7 +246,7 @@ def _shown(text: str) -> str:
 
 def _in_seconds(seconds: float) -> str:
     """`8.1 s`, `270 ms`"""
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 def _in_units(size: int) -> str:

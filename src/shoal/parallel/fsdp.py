@@ -49,7 +49,8 @@ class FsdpUnit(Replica):
         self.same_used = SameUsed(
             self.group, self.names, instead="parallel.strategy=ddp with parallel.find_unused_parameters=true"
         )
-        self.host_sums = HostSums(self.parameters if process.device.type == "cuda" else ())
+        self.host_sums = HostSums(self.parameters, process.device)
+        self.adding_up = self.host_sums.step
         self.before_last: Callable[[], AbstractContextManager[None]] = (
             self.host_sums.before_last if section.fsdp.reduce_every_micro_batch else partial(without_reduction, model)
         )
@@ -57,8 +58,7 @@ class FsdpUnit(Replica):
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker those of its part."""
         self.same_used.check()
-        with self.host_sums.step():
-            loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
+        loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
         self.same_used.ask(self.parameters)
         _average(self.kept, self.world_size)
         return loss

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from shoal.core.parts import is_distributed
@@ -16,19 +17,21 @@ class HostSums:
     to be added to another goes through memory that a GPU cannot reach by itself, and everything waits for it.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._parameters: list[Any] = [p for p in parameters if is_distributed(p) and p.device.type == "cpu"]
+    def __init__(self, parameters: Iterable[nn.Parameter], computes_on: torch.device) -> None:
+        found = parameters if computes_on.type != "cpu" else ()
+        self._parameters: list[Any] = [p for p in found if is_distributed(p) and p.device.type == "cpu"]
         self._sums: dict[Any, Any] = {}
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Around all micro-batches of a step: at the end, the sums are the gradients."""
-        self._sums = {}  # of a step that failed, nothing is left
-        yield
-        if self._sums:
-            self._put_aside()
-            for parameter, total in self._sums.items():
-                parameter.grad = total
+        try:
+            yield
+            if self._sums:
+                self._put_aside()
+                for parameter, total in self._sums.items():
+                    parameter.grad = total
+        finally:  # nothing is left of a step that failed
             self._sums = {}
 
     @contextlib.contextmanager

@@ -64,11 +64,12 @@ class _Zero:
         weights, optimizer, host = computed + self.part, way.moments * self.part, 0
         if section.offload_optimizer != "none":
             if way.on_gpu:
-                weights, optimizer, host = computed, 0, self.part * (2 + way.moments)
+                weights, optimizer = computed, 0
+                host = self.part * (2 + way.moments) * (section.offload_optimizer == "cpu")
             else:
                 gradients += self.part
         if section.offload_params != "none" and way.on_gpu:
-            weights, host = weights - computed, host + computed
+            weights, host = weights - computed, host + computed * (section.offload_params == "cpu")
         self.held = Memory(
             weights=weights,
             gradients=gradients,

@@ -74,9 +74,9 @@ class _Walk:
 
     def _pinned(self, of_gradients: bool = False) -> int:
         """Bytes of pinned memory for the weights, or their gradients: PyTorch takes a power of two for each."""
-        each = [one for piece in self.profile.pieces for one in piece.each]
-        sizes = [self._part(size) for size, is_trained in each if size and (is_trained or not of_gradients)]
-        return sum(1 << (size - 1).bit_length() for size in sizes)
+        each = [one for piece in self.profile.pieces for one in piece.each if one.is_trained or not of_gradients]
+        sizes = [self._part(one.rows) * one.row_bytes for one in each]
+        return sum(1 << (size - 1).bit_length() for size in sizes if size)
 
     def _piece(self, number: int) -> int:
         """All of a model is one piece where its blocks cannot be gathered by themselves."""

@@ -64,6 +64,8 @@ class Replica:
         """Whether each worker has statistics of its own, since the last step."""
         self.learned_buffers: list[str] | None = None
         """Buffers that steps change and nobody else shares; known after the first one."""
+        self.adding_up: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Around the micro-batches of a step: at its end, their gradients are there."""
         self.grad_norm: torch.Tensor | None = None
         self.count_is_checked = False
         self.returns_sums = False
@@ -132,6 +134,17 @@ class Replica:
         `expected` is asked after the first forward pass, so that counting over workers overlaps with it; every
         micro-batch but the last runs inside `before_last()`.
         """
+        with self.adding_up():
+            return self._accumulate(step, loss_of, expected, weight, before_last)
+
+    def _accumulate(
+        self,
+        step: StepBatch,
+        loss_of: Callable[[Any], LossResult],
+        expected: Callable[[], float],
+        weight: int,
+        before_last: Callable[[], AbstractContextManager[Any]],
+    ) -> StepLoss:
         terms: list[tuple[torch.Tensor, int]] = []
         total: Count = 0
         last = len(step.microbatches) - 1

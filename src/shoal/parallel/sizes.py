@@ -16,6 +16,15 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 @dataclass(frozen=True)
+class Weight:
+    """One weight of a model, which is divided by its rows."""
+
+    rows: int
+    row_bytes: int
+    is_trained: bool
+
+
+@dataclass(frozen=True)
 class Piece:
     """A repeated block of a model, or all that is in none of them; in bytes as the weights are kept."""
 
@@ -29,8 +38,8 @@ class Piece:
     """The largest single weight."""
     low_rank: int = 0
     """Rows and columns of its matrices together: what a gradient of rank one would have."""
-    each: tuple[tuple[int, bool], ...] = ()
-    """Bytes of every weight, and whether it has a gradient."""
+    each: tuple["Weight", ...] = ()
+    """Those that can be divided."""
 
 
 @dataclass(frozen=True)

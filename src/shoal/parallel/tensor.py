@@ -60,7 +60,8 @@ class TensorUnit(Replica):
             keep_on = torch.device("cpu") if section.fsdp.cpu_offload else process.device
         _place(model, initial, keep_on, process.device)
         super().__init__(model, objective, settings, process, is_divided=True)
-        self.host_sums = HostSums(self.parameters if process.device.type == "cuda" else ())
+        self.host_sums = HostSums(self.parameters, process.device)
+        self.adding_up = self.host_sums.step
         self.before_last: Callable[[], AbstractContextManager[None]] = self.host_sums.before_last
         if self.is_sharded and not section.fsdp.reduce_every_micro_batch:
             self.before_last = partial(without_reduction, model)
@@ -81,8 +82,7 @@ class TensorUnit(Replica):
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the items of the whole step, on every worker those of its part."""
         self.same_used.check()
-        with self.host_sums.step():
-            loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
+        loss = self.accumulate_over_workers(step, self.loss_of, self.before_last)
         if self.is_sharded:
             self.same_used.ask(self.parameters)
         align_gradients(self.parameters)

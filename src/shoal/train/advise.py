@@ -105,7 +105,6 @@ def options_of(recipe: Recipe) -> list[Option]:
     """What there is to choose from: the recipe's own strategy first, then all others as their settings are there."""
     own, workers = recipe.parallel, recipe.cluster.workers
     found = [Option(_name_of(own), own, True, _sizes_of(own, workers))] if own.strategy != "auto" else []
-    taken = [_changed(own, {"strategy": own.strategy})]
     for name, changes in (_LONE if workers == 1 else _SEVERAL).items():
         section = _changed(own, changes)
         if section.strategy == "tensor" and own.tensor.size is None:
@@ -113,9 +112,10 @@ def options_of(recipe: Recipe) -> list[Option]:
             section = section.model_copy(update={"tensor": section.tensor.model_copy(update={"size": size})})
             if size is None and section.tensor.across == "fsdp":  # the same as without
                 continue
-        if section not in taken:
-            taken.append(section)
-            found.append(Option(name, section, sizes=_sizes_of(section, workers)))
+        option = Option(name, section, sizes=_sizes_of(section, workers))
+        # The recipe's own may leave a size open that is the same in the end.
+        if not any(section == other.parallel or (name, option.sizes) == (other.name, other.sizes) for other in found):
+            found.append(option)
     return found
 
 
@@ -127,14 +127,12 @@ def _sizes_of(section: ParallelSection, workers: int) -> str | None:
 
 
 def _changed(section: ParallelSection, changes: dict[str, Any]) -> ParallelSection:
-    """The section with another strategy, and without what is for others alone."""
-    tree, plain = section.model_dump(), ParallelSection()
+    """The section with another strategy, and without what is for ddp alone."""
+    tree = section.model_dump()
     for name, value in changes.items():
         tree[name] = tree[name] | value if isinstance(value, dict) else value
-    changed = ParallelSection.model_validate(tree)
-    for name in unused_sections(changed):
-        tree[name] = getattr(plain, name)
     if changes["strategy"] != "ddp":
+        plain = ParallelSection()
         tree |= {name: getattr(plain, name) for name in ("compress", "hierarchical", "sync_every", "sync_batch_norm")}
     return ParallelSection.model_validate(tree)
 
@@ -355,8 +353,9 @@ def weigh_all(recipe: Recipe, profile_of: ProfileOf, memory: int | None, on_gpu:
 
 
 def settings_of(option: Option) -> dict[str, Any]:
-    """What a recipe's parallel section must say, but for defaults; for JSON."""
-    return option.parallel.model_dump(mode="json", exclude_defaults=True)
+    """What a recipe's parallel section must say, but for defaults and what is for other strategies; for JSON."""
+    unused = set(unused_sections(option.parallel))
+    return option.parallel.model_dump(mode="json", exclude_defaults=True, exclude=unused)
 
 
 def records(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:

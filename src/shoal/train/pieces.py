@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.core.errors import UserError
 from shoal.models.blocks import repeated_blocks
-from shoal.parallel.sizes import LOSS, ROOT, Piece
+from shoal.parallel.sizes import LOSS, ROOT, Piece, Weight
 from shoal.parallel.stage_tensors import used_by_ends
 from shoal.parallel.stages import row_of
 from shoal.train.live import LiveBytes
@@ -130,8 +130,13 @@ def _piece(name: str, parameters: Iterable[nn.Parameter], buffers: Iterable[torc
         buffers=num_bytes(buffers),
         largest=max((num_bytes([parameter]) for parameter in own), default=0),
         low_rank=sum(matrix.shape[0] + matrix.numel() // max(matrix.shape[0], 1) for matrix in matrices),
-        each=tuple((num_bytes([parameter]), parameter.requires_grad) for parameter in own),
+        each=tuple(_weight(parameter) for parameter in own if parameter.ndim),
     )
+
+
+def _weight(parameter: nn.Parameter) -> Weight:
+    rows = parameter.shape[0]
+    return Weight(rows, num_bytes([parameter]) // max(rows, 1), parameter.requires_grad)
 
 
 def has_own_blocks(model: nn.Module) -> bool:
