@@ -46,7 +46,7 @@ class Ranks:
         if all(is_good for is_good, _ in answers.values()) and len(answers) == self.world_size:
             return [answers[rank][1] for rank in range(self.world_size)]
         # Those that are left wait for the others, so none of them is of use any more.
-        self.close()
+        self.close(patience_s=1.0)
         failed = [f"rank {rank}: {answer}" for rank, (is_good, answer) in answers.items() if not is_good]
         silent = sorted(set(range(self.world_size)) - set(answers))
         raise AssertionError("\n".join(failed) + (f"\nno answer from ranks {silent}" if silent else ""))
@@ -81,11 +81,13 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + 2.0)
         return answers
 
-    def close(self) -> None:
-        """End them."""
+    def close(self, patience_s: float = 20.0) -> None:
+        """End them. They leave by themselves when nobody asks any more, and write down what they have covered."""
         for connection in self._connections:
             connection.close()
+        deadline = time.monotonic() + patience_s
         for process in self._processes:
+            process.join(max(deadline - time.monotonic(), 0.0))
             process.kill()
             process.join()
             process.close()
