@@ -120,6 +120,7 @@ def test_a_signal_before_the_end_of_the_first_step_ends_it_at_once_and_writes_no
     assert not list(here.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_first_step_of_a_resumed_run_leaves_what_there_was(here: Path) -> None:
     (here / "slow_task.py").write_text(TASK)
     out, err = start(here, *ARGUMENTS, "train.steps=3", "--run-dir", "run").communicate(timeout=60)

@@ -109,7 +109,7 @@ def test_a_signal_while_the_workers_start_ends_it_without_a_trace(
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("where", ["model", "first step"])
+@pytest.mark.parametrize("where", [pytest.param("model", marks=pytest.mark.slow), "first step"])
 def test_a_signal_before_the_first_step_is_done_ends_it_at_once(here: Path, where: str) -> None:
     """Whatever the workers are at: they do not listen while they build a model, or compile it in the first step."""
     process = start(here, *WORDS, in_loss="print('slow', flush=True); import time; time.sleep(60)")

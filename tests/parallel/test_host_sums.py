@@ -79,12 +79,16 @@ def _fail_in_the_last(unit: Any, step: Any) -> None:
     unit.optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("fail_first", [False, True], ids=["", "after_a_failure"])
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    ("name", "fail_first"),
+    [
+        *((name, False) for name in SETUPS),
+        *((name, True) for name in ("reused", "tensor")),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("odd", "partly_used", "counted", "tensor_sum")),
+    ],
+)
 def test_sums_are_those_of_fsdp_itself(ranks: MakeRanks, name: str, fail_first: bool) -> None:
     world_size, setup = SETUPS[name]
-    if fail_first and name in NEVER:
-        pytest.skip("nothing is put aside")
     found = ranks(world_size)(take_a_step, setup, as_on_a_gpu=True, fail_first=fail_first)
     for own, expected in zip(found, ranks(world_size)(take_a_step, setup, as_on_a_gpu=False), strict=True):
         assert own.times_put_aside == (0 if name in NEVER else own.num_micro_batches) and not expected.times_put_aside

@@ -251,7 +251,7 @@ def test_the_numbers_of_one_process(ranks: MakeRanks, model: str, layout: str) -
 
 
 @pytest.mark.parametrize(
-    "layout", ["sequence", "fsdp", *(pytest.param(more, marks=pytest.mark.slow) for more in ("plain", "ddp"))]
+    "layout", ["fsdp", *(pytest.param(more, marks=pytest.mark.slow) for more in ("sequence", "plain", "ddp"))]
 )
 def test_with_dropout_what_all_have_stays_the_same_to_the_last_bit(ranks: MakeRanks, layout: str) -> None:
     setup = Setup("gpt", layout, steps=10, dropout=0.3)
@@ -350,8 +350,9 @@ def go_on(process: Process, setup: Setup, saved: Numbers) -> Went:
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        *(("gpt", "ddp"), ("untied", "fsdp")),
-        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("gpt", "sequence"), ("own", "fsdp"))),
+        ("untied", "fsdp"),
+        *(pytest.param("gpt", layout, marks=pytest.mark.slow) for layout in ("ddp", "sequence")),
+        pytest.param("own", "fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_a_state_is_written_once_and_loads_anywhere(ranks: MakeRanks, model: str, layout: str) -> None:
@@ -407,8 +408,8 @@ def memory_of(parameter: nn.Parameter) -> torch.UntypedStorage:
         ("gpt", "sequence", 0.6),
         ("gpt", "fsdp", 0.31),
         ("own", "ddp", 0.75),
-        ("own", "fsdp", 0.41),
-        ("gpt", "offload", 0.31),
+        pytest.param("own", "fsdp", 0.41, marks=pytest.mark.slow),
+        pytest.param("gpt", "offload", 0.31, marks=pytest.mark.slow),
     ],
 )
 def test_a_model_without_memory_is_filled_part_by_part(ranks: MakeRanks, model: str, layout: str, share: float) -> None:

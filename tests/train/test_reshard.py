@@ -97,7 +97,7 @@ def go_on(process: Process, folder: Path) -> Went:
     return Went(state, tensors, train(process, unit, state, 4))
 
 
-@pytest.mark.parametrize("writers", [1, 2, 3, 4])
+@pytest.mark.parametrize("writers", [1, *(pytest.param(more, marks=pytest.mark.slow) for more in (2, 3)), 4])
 def test_n_to_m(ranks: MakeRanks, tmp_path: Path, writers: int) -> None:
     began = ranks(writers)(begin, tmp_path)
     assert len(list(tmp_path.glob("step-00000004/shard-*.safetensors"))) == writers

@@ -59,7 +59,11 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [("digits", 2), ("shakespeare", 2), ("synthetic_mlp", 2), ("synthetic_mlp", 3)]
+    ("name", "world_size"),
+    [
+        *(("shakespeare", 2), ("synthetic_mlp", 3)),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("digits", "synthetic_mlp")),
+    ],
 )
 def test_resumed_is_the_same_as_never_stopped(ranks: MakeRanks, tmp_path: Path, name: str, world_size: int) -> None:
     overrides = small(name, tmp_path / "data", STEPS) | HARD[name] | PLAIN | {"cluster.workers": world_size}
