@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from shoal.cli.main import run
-from shoal.core import machine
 from shoal.parallel.sizes import PARTS
 from shoal.train import forecast
 from tests.tiny import own_recipe, write_own_task, write_tiny
@@ -50,7 +49,7 @@ def test_more_in_the_hosts_memory_than_there_is_is_told(
     """As on a machine with two GPUs, and hardly more memory than two workers take without a model."""
     monkeypatch.setattr(forecast, "memory_of_worker", lambda recipe, of_gpu=None: (80 << 30, True))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(machine, "machine_memory", lambda: (4 << 30) + 1000)
+    monkeypatch.setattr(forecast, "machine_memory", lambda: (4 << 30) + 1000)
     words = [write_gpt(here), "parallel.strategy=fsdp", "parallel.fsdp.cpu_offload=true", "--json"]
     assert run(["plan", *words, "--workers", "4"]) == 0
     out, err = capfd.readouterr()
@@ -59,7 +58,7 @@ def test_more_in_the_hosts_memory_than_there_is_is_told(
     assert "fsdp, offloaded keeps 1.9 MiB" in note and "beside the 2.00 GiB that a worker takes" in note
     assert run(["plan", *words, "--workers", "2", "--check"]) == 2
     assert "error: --check: fsdp, offloaded keeps " in capfd.readouterr().err
-    monkeypatch.setattr(machine, "machine_memory", lambda: 5 << 30)
+    monkeypatch.setattr(forecast, "machine_memory", lambda: 5 << 30)
     assert run(["plan", *words, "--workers", "4"]) == 0, "two of them are here"
     assert "in host:" not in capfd.readouterr().err
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
 _SHOWN = 40
 """Characters of wrong input that are repeated."""
-_OF_PROCESS = 2 << 30
-"""Of the host's memory, what a worker on a GPU takes without its tensors: libraries, and what CUDA keeps there."""
 _UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -58,7 +55,7 @@ def command(
     shoal plan gpt2 --gpu-memory 80GiB --workers 8 --address auto
     shoal plan my.yaml train.precision=bf16 --check
     """
-    from shoal.train.forecast import forecast, memory_of_worker
+    from shoal.train.forecast import forecast, memory_of_worker, with_host_notes
 
     recipes, overrides = recipes_and_overrides(words, workers, gpu)
     loaded = load_recipe(recipes, overrides)
@@ -68,8 +65,8 @@ def command(
         _check_machine(recipe)
     room = _ask_for_room(recipe, address) if address is not None else None  # what is wrong with it shows at once
     found = forecast(recipe, *memory_of_worker(recipe, of_gpu))
-    if of_gpu is None:  # these are this machine's GPUs, if any
-        found = replace(found, notes=[*found.notes, *_too_little_host_notes(found)])
+    if of_gpu is None:
+        found = with_host_notes(found)
     record = found.to_record()
     _print(found, as_json)
     if room is not None:
@@ -159,7 +156,7 @@ def _check_machine(recipe: "Recipe") -> None:
 def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str, Any]:
     from shoal.bench.plan_check import HOST_SLACK, SLACK, TOLERANCE, compare
     from shoal.train.advise import in_gib
-    from shoal.train.forecast import forecast, memory_of_worker
+    from shoal.train.forecast import forecast, memory_of_worker, too_little_host
 
     here = forecast(loaded.recipe, *memory_of_worker(loaded.recipe))
     own = here.own
@@ -170,7 +167,7 @@ def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str,
             f"--check: {own.option.label} does not fit on this machine, where a worker can use {in_gib(here.usable)} "
             f"and needs {in_gib(own.memory.total)}; leave it out, or check with a smaller model or train.global_batch"
         )
-    if problem := _too_little_host(own, loaded.recipe.cluster.workers):
+    if problem := too_little_host(own, loaded.recipe.cluster.workers):
         raise UserError(f"--check: {problem}; leave it out, or check with a smaller model")
     device = "GPU" if here.on_gpu else "CPU"
     other = "; what stands above is for GPUs" if is_for_gpu and not here.on_gpu else ""
@@ -190,28 +187,6 @@ def _check(loaded: "LoadedRecipe", is_for_gpu: bool, as_json: bool) -> dict[str,
     verdict = f"as foreseen, within {bound}" if not wrong else f"not as foreseen: {wrong} off by more than {bound}"
     click.echo(f"check: {verdict}", err=as_json)
     return compared
-
-
-def _too_little_host_notes(found: "Forecast") -> list[str]:
-    """Of every strategy that would keep more in this machine's memory than it has."""
-    import torch
-
-    workers = min(found.recipe.cluster.workers, max(torch.cuda.device_count(), 1))
-    problems = [_too_little_host(outcome, workers) for outcome in found.outcomes if outcome.problem is None]
-    return [f"in host: {problem}" for problem in problems if problem is not None]
-
-
-def _too_little_host(outcome: "Outcome", workers: int) -> str | None:
-    """In words, where so many workers on this machine would keep more in its memory than it has."""
-    from shoal.core.machine import machine_memory
-    from shoal.train.advise import in_gib
-
-    host, there = outcome.memory.host, machine_memory()
-    if not host or workers * (host + _OF_PROCESS) <= there:
-        return None
-    what = f"{outcome.option.label} keeps {in_gib(workers * host)} in the host's memory"
-    each = f" beside the {in_gib(_OF_PROCESS)} that a worker takes by itself"
-    return f"{what}{each}, and this machine has {in_gib(there)}"
 
 
 def _table(*columns: str) -> "Table":

@@ -134,32 +134,22 @@ class Replica:
         `expected` is asked after the first forward pass, so that counting over workers overlaps with it; every
         micro-batch but the last runs inside `before_last()`.
         """
-        with self.adding_up():
-            return self._accumulate(step, loss_of, expected, weight, before_last)
-
-    def _accumulate(
-        self,
-        step: StepBatch,
-        loss_of: Callable[[Any], LossResult],
-        expected: Callable[[], float],
-        weight: int,
-        before_last: Callable[[], AbstractContextManager[Any]],
-    ) -> StepLoss:
         terms: list[tuple[torch.Tensor, int]] = []
         total: Count = 0
         last = len(step.microbatches) - 1
-        for number, micro in enumerate(step.microbatches):
-            with before_last() if number < last else contextlib.nullcontext():
-                batch = self._to_device(micro.data)
-                with self.autocast:
-                    loss = loss_of(batch)
-                check_loss(loss, trains=True)
-                self.returns_sums = isinstance(loss, tuple)
-                share, term, count = self._share(loss, micro.num_samples, expected(), weight)
-                if term is not None:
-                    terms.append(term)
-                total = total + count
-                self._backward(share)
+        with self.adding_up():
+            for number, micro in enumerate(step.microbatches):
+                with before_last() if number < last else contextlib.nullcontext():
+                    batch = self._to_device(micro.data)
+                    with self.autocast:
+                        loss = loss_of(batch)
+                    check_loss(loss, trains=True)
+                    self.returns_sums = isinstance(loss, tuple)
+                    share, term, count = self._share(loss, micro.num_samples, expected(), weight)
+                    if term is not None:
+                        terms.append(term)
+                    total = total + count
+                    self._backward(share)
         return StepLoss(terms, total)
 
     def _share(

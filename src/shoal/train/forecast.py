@@ -7,8 +7,11 @@ from shoal.core.errors import UserError
 from shoal.core.machine import machine_memory
 from shoal.parallel.sizes import Profile, Way
 from shoal.recipe.schema import Recipe
-from shoal.train.advise import USABLE, Choice, Option, Outcome, records, settings_of, to_take, weigh, weigh_all
+from shoal.train.advise import USABLE, Choice, Option, Outcome, in_gib, records, settings_of, to_take, weigh, weigh_all
 from shoal.train.trace import Tracer, form_of
+
+_OF_PROCESS = 2 << 30
+"""Of the host's memory, what a worker on a GPU takes without its tensors: libraries, and what CUDA keeps there."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,25 @@ def _notes(recipe: Recipe, tracer: Tracer) -> list[str]:
         if tracer.on_gpu:
             notes.append("model: was run on the CPU, whose kernels keep more than those of a GPU")
     return notes
+
+
+def with_host_notes(found: Forecast) -> Forecast:
+    """For GPUs of this machine, if any: with a note on every strategy that would keep too much in its memory."""
+    import torch
+
+    workers = min(found.recipe.cluster.workers, max(torch.cuda.device_count(), 1))
+    problems = [too_little_host(outcome, workers) for outcome in found.outcomes if outcome.problem is None]
+    return replace(found, notes=[*found.notes, *(f"in host: {problem}" for problem in problems if problem is not None)])
+
+
+def too_little_host(outcome: Outcome, workers: int) -> str | None:
+    """In words, where so many workers on this machine would keep more in its memory than it has."""
+    host, there = outcome.memory.host, machine_memory()
+    if not host or workers * (host + _OF_PROCESS) <= there:
+        return None
+    what = f"{outcome.option.label} keeps {in_gib(workers * host)} in the host's memory"
+    each = f" beside the {in_gib(_OF_PROCESS)} that a worker takes by itself"
+    return f"{what}{each}, and this machine has {in_gib(there)}"
 
 
 def _is_own_model(recipe: Recipe) -> bool:
