@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from shoal.checkpoint.folder import clear_leftovers, list_checkpoints, read_info
-from shoal.checkpoint.remote import Remote
-from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.store import fetch, list_remote
+from shoal.core.remote import Access, Remote
 from tests.checkpoint.states import check, read, save
 
 Order = Callable[..., dict[str, Any]]
@@ -69,7 +68,7 @@ class Scene:
         self.store = root / "store"
         self.fetched = root / "fetched"
         self.newest = 0
-        self.remote = Remote(f"file://{self.store}/run/checkpoints", CheckpointSection())
+        self.remote = Remote(f"file://{self.store}/run/checkpoints", Access("checkpoint.upload_to"))
         save(self.folder, 1)
 
     def check(self) -> None:

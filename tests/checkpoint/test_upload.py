@@ -10,12 +10,12 @@ import boto3
 import pytest
 
 from shoal.checkpoint.folder import list_checkpoints, read_info
-from shoal.checkpoint.remote import Remote
 from shoal.checkpoint.saver import TROUBLE, Saver
 from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.store import check_unused, fetch, list_remote
 from shoal.core.errors import UserError
 from shoal.core.process import Process
+from shoal.core.remote import Access, Remote
 from tests.checkpoint.states import ALONE, check, read, snapshot
 from tests.checkpoint.test_saver import Told, wait_until
 from tests.store import Proxy
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> str:
 
 @pytest.fixture
 def there(store: str) -> Remote:
-    return Remote(f"{store}/run/checkpoints", CheckpointSection())
+    return Remote(f"{store}/run/checkpoints", Access("checkpoint.upload_to"))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_is_committed_is_copied_to_s3_and_back(s3: Proxy, folder: Path, tmp
         saver.finish()
     assert told.steps("upload") == [1, 2, 3]
     assert dict(told.events)["upload"]["to"] == "s3://bucket/deep/down/run/checkpoints/step-00000003"
-    remote = Remote("s3://bucket/deep/down/run/checkpoints", CheckpointSection())
+    remote = Remote("s3://bucket/deep/down/run/checkpoints", Access("checkpoint.upload_to"))
     assert remote.names("") == ["step-00000002", "step-00000003"], "kept there as here"
     check_there(remote, 3, tmp_path / "scratch")
 
@@ -120,7 +120,7 @@ def test_a_store_that_fails_is_told_and_asked_again(s3: Proxy, folder: Path, tmp
     s3.draw = lambda: "ok"
     saver.finish()
     assert told.steps("upload") == [1] == told.steps("upload_recovered") and saver.report() == {}
-    check_there(Remote("s3://bucket/run/checkpoints", CheckpointSection()), 1, tmp_path / "scratch")
+    check_there(Remote("s3://bucket/run/checkpoints", Access("checkpoint.upload_to")), 1, tmp_path / "scratch")
 
 
 def test_a_store_that_fails_for_good_is_trouble_and_in_the_end_a_warning(s3: Proxy, folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_run_does_not_begin_where_another_has_left_its_checkpoints(folder, sto
     check_unused("other", settings)
     with pytest.raises(UserError, match=r"^checkpoint\.upload_to: .*; check address and credentials"):
         check_unused("run", CheckpointSection(upload_to="s3://no-such-bucket-here", upload_timeout_s=0.5))
-    assert not Remote("s3://no-such-bucket-here", CheckpointSection()).names(""), "and no bucket was made"
+    assert not Remote("s3://no-such-bucket-here", Access("checkpoint.upload_to")).names(""), "and no bucket was made"
 
 
 def test_where_others_go_on_at_once_nobody_waits_for_uploads(folder, store, held):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.checkpoint.remote import Remote
 from shoal.checkpoint.saver import Saver
 from shoal.checkpoint.section import CheckpointSection
 from shoal.core.errors import UserError
 from shoal.core.objective import Objective
 from shoal.core.process import Process
+from shoal.core.remote import Access, Remote
 from shoal.core.rng import seed_all
 from shoal.data.order import Order
 from shoal.parallel.build import build_unit
@@ -238,7 +238,7 @@ def test_whatever_is_done_to_the_newest_the_run_goes_on_from_the_one_before(rank
 def store(tmp_path: Path) -> tuple[Path, Remote, str]:
     folder = tmp_path / "run" / "checkpoints"
     url = f"file://{tmp_path}/store"
-    return folder, Remote(f"{url}/run/checkpoints", CheckpointSection()), url
+    return folder, Remote(f"{url}/run/checkpoints", Access("checkpoint.upload_to")), url
 
 
 def test_what_is_gone_or_broken_here_comes_from_the_store(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import pytest
 
 from shoal.checkpoint.folder import list_checkpoints, read_info
 from shoal.checkpoint.read import verify
-from shoal.checkpoint.remote import Remote
-from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.store import fetch, list_remote
 from shoal.core.errors import RunError, UserError
+from shoal.core.remote import Access, Remote
 from shoal.launch.run import Launch, launch, prepare
 from shoal.observe.console import SilentConsole
 from shoal.observe.runs import read_events
@@ -62,7 +61,7 @@ def test_with_a_store_that_fails_in_every_way_nothing_is_lost(s3: Proxy, tmp_pat
     assert found["weights_sha256"] == reference["weights_sha256"] and found["status"] == "done"
     assert sum(s3.done[kind] for kind in set(kinds) - {"ok"}) > 3, "it did fail"
     s3.draw = lambda: "ok"
-    remote = Remote("s3://bucket/runs/run/checkpoints", CheckpointSection())
+    remote = Remote("s3://bucket/runs/run/checkpoints", Access("checkpoint.upload_to"))
     there = list_remote(remote)
     assert there[-1].step == STEPS and events(tmp_path / "run", "upload")[-1]["step"] == STEPS
     fetch(remote, there[-1], tmp_path / "scratch")

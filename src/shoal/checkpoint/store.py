@@ -5,16 +5,17 @@ from pathlib import Path
 
 from shoal.checkpoint.folder import folder_to_write, step_name, step_of
 from shoal.checkpoint.manifest import MANIFEST, CheckpointInfo, CorruptCheckpointError, parse_manifest
-from shoal.checkpoint.remote import Remote, RemoteError
 from shoal.checkpoint.section import CheckpointSection
 from shoal.core.errors import UserError
+from shoal.core.remote import Access, Remote, RemoteError
 from shoal.core.storage import fsync_directory
 
 
 def remote_of(run_name: str, settings: CheckpointSection) -> Remote:
     """Where the checkpoints of a run are in the store."""
     assert settings.upload_to is not None
-    return Remote(f"{settings.upload_to.rstrip('/')}/{run_name}/checkpoints", settings)
+    access = Access("checkpoint.upload_to", settings.upload_timeout_s, settings.encryption, settings.kms_key)
+    return Remote(f"{settings.upload_to.rstrip('/')}/{run_name}/checkpoints", access)
 
 
 def check_unused(run_name: str, settings: CheckpointSection) -> None:

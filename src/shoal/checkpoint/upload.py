@@ -12,12 +12,12 @@ from typing import Any
 
 from shoal.checkpoint.folder import read_info, step_name, step_of
 from shoal.checkpoint.manifest import MANIFEST, CorruptCheckpointError
-from shoal.checkpoint.remote import RemoteError
 from shoal.checkpoint.retention import to_delete
 from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.store import list_remote, remote_of
 from shoal.core.errors import UserError
 from shoal.core.process import Process
+from shoal.core.remote import RemoteError
 
 _LONGEST_DELAY_S = 30.0
 _LOOK_EVERY_S = 0.2

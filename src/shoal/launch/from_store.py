@@ -5,10 +5,9 @@ from pathlib import Path
 import xxhash
 
 from shoal.checkpoint.manifest import CheckpointInfo, FileFacts
-from shoal.checkpoint.remote import Remote, RemoteError
-from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.store import list_remote
 from shoal.core.errors import UserError
+from shoal.core.remote import Access, Remote, RemoteError
 from shoal.core.storage import write_atomically
 
 
@@ -21,7 +20,7 @@ def folder_for(address: str, root: Path = Path("runs")) -> tuple[Path, str]:
     folder = root / name
     if (folder / "recipe.yaml").is_file():
         return folder, upload_to
-    remote = Remote(f"{upload_to}/{name}/checkpoints", CheckpointSection())
+    remote = Remote(f"{upload_to}/{name}/checkpoints", Access("checkpoint.upload_to"))
     try:
         found = list_remote(remote)
         recipe = next(filter(None, (_recipe_of(info, remote) for info in reversed(found))), None)

@@ -9,11 +9,11 @@ from typing import Any
 from shoal.checkpoint.folder import being_read, read_info, set_aside, step_folders, step_name, step_of
 from shoal.checkpoint.manifest import CheckpointInfo, CorruptCheckpointError
 from shoal.checkpoint.read import Content, read_content, verify
-from shoal.checkpoint.remote import Remote, RemoteError
 from shoal.checkpoint.store import fetch, list_remote
 from shoal.core.errors import UserError
 from shoal.core.group import Group
 from shoal.core.process import Process
+from shoal.core.remote import Remote, RemoteError
 from shoal.core.rng import derive_seed, restore_rng, seed_all
 from shoal.parallel.unit import TrainUnit, UnitState
 from shoal.recipe.identity import changed_field

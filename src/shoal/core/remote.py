@@ -4,10 +4,10 @@ import errno
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.checkpoint.section import CheckpointSection
 from shoal.core.errors import UserError
 
 T = TypeVar("T")
@@ -18,6 +18,19 @@ _TRIES = 4
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 8.0
 
 
+@dataclass(frozen=True)
+class Access:
+    """How a store is reached. Credentials and endpoints are found where its own tools look for them."""
+
+    field: str
+    """The field of the recipe that names the store, for messages."""
+    timeout_s: float = 60.0
+    """How long a request may stay without an answer."""
+    encryption: str | None = None
+    """Encryption at rest that S3 is asked for."""
+    kms_key: str | None = None
+
+
 class RemoteError(Exception):
     """The store did not do what it was asked for, although it was asked several times."""
 
@@ -25,10 +38,10 @@ class RemoteError(Exception):
 class Remote:
     """Files under one address. Every call is tried again a few times, later and later, before it fails."""
 
-    def __init__(self, url: str, settings: CheckpointSection, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str, access: Access, sleep: Callable[[float], None] = time.sleep) -> None:
         self.url = url.rstrip("/")
         self.sleep = sleep
-        self._fs, self._root = _open(self.url, settings)
+        self._fs, self._root = _open(self.url, access)
 
     def put(self, source: Path, name: str) -> None:
         """Copy a file to the store; it is there, whole, when this returns."""
@@ -138,31 +151,31 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _open(url: str, settings: CheckpointSection) -> tuple[Any, str]:
+def _open(url: str, access: Access) -> tuple[Any, str]:
     import fsspec
 
     scheme = url.partition("://")[0]
     if scheme not in (*_EXTRAS, "file"):
         known = ", ".join(f"{name}://" for name in ("s3", "gs", "az", "file"))
-        raise UserError(f"checkpoint.upload_to: {scheme}:// is not a kind of storage; use {known}")
+        raise UserError(f"{access.field}: {scheme}:// is not a kind of storage; use {known}")
     try:
-        fs, root = fsspec.core.url_to_fs(url, **_options(scheme, settings))
+        fs, root = fsspec.core.url_to_fs(url, **_options(scheme, access))
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
         remedy = f"install it with pip install 'shoal[{extra}]'"
-        raise UserError(f"checkpoint.upload_to: {scheme}:// needs a package that is not there; {remedy}") from error
+        raise UserError(f"{access.field}: {scheme}:// needs a package that is not there; {remedy}") from error
     except Exception as error:
-        raise UserError(f"checkpoint.upload_to: {url} cannot be used: {_in_words(error)}") from error
+        raise UserError(f"{access.field}: {url} cannot be used: {_in_words(error)}") from error
     if hasattr(fs, "retries"):
         fs.retries = 1  # whatever goes wrong is tried again here, for every store alike
     return fs, str(root).rstrip("/")
 
 
-def _options(scheme: str, settings: CheckpointSection) -> dict[str, Any]:
+def _options(scheme: str, access: Access) -> dict[str, Any]:
     """Credentials and endpoints are found where the store's own tools look for them: environment, files, machine."""
     if _EXTRAS.get(scheme) != "s3":
         return {}
-    timeout_s = settings.upload_timeout_s
+    timeout_s = access.timeout_s
     options: dict[str, Any] = {
         "config_kwargs": {
             "connect_timeout": timeout_s,
@@ -172,8 +185,8 @@ def _options(scheme: str, settings: CheckpointSection) -> dict[str, Any]:
         "use_listings_cache": False,
         "skip_instance_cache": True,
     }
-    if settings.encryption is not None:
-        options["s3_additional_kwargs"] = {"ServerSideEncryption": settings.encryption}
-        if settings.kms_key is not None:
-            options["s3_additional_kwargs"]["SSEKMSKeyId"] = settings.kms_key
+    if access.encryption is not None:
+        options["s3_additional_kwargs"] = {"ServerSideEncryption": access.encryption}
+        if access.kms_key is not None:
+            options["s3_additional_kwargs"]["SSEKMSKeyId"] = access.kms_key
     return options

@@ -5,20 +5,19 @@ from pathlib import Path
 import boto3
 import pytest
 
-from shoal.checkpoint.remote import Remote, RemoteError
-from shoal.checkpoint.section import CheckpointSection
 from shoal.core.errors import UserError
+from shoal.core.remote import Access, Remote, RemoteError
 from tests.store import Proxy
 
 
 def open_s3(timeout_s: float = 0.5, **settings: object) -> Remote:
-    section = CheckpointSection(upload_timeout_s=timeout_s, **settings)
-    return Remote("s3://bucket/runs/", section, sleep=lambda seconds: None)
+    access = Access("checkpoint.upload_to", timeout_s, **settings)
+    return Remote("s3://bucket/runs/", access, sleep=lambda seconds: None)
 
 
 @pytest.mark.parametrize("kind", ["s3", "file"])
 def test_files_go_there_and_come_back(kind: str, s3: Proxy, tmp_path: Path) -> None:
-    remote = open_s3() if kind == "s3" else Remote(f"file://{tmp_path}/store", CheckpointSection())
+    remote = open_s3() if kind == "s3" else Remote(f"file://{tmp_path}/store", Access("checkpoint.upload_to"))
     assert remote.names("") == [] and remote.names("none") == [] and remote.read("none") is None
     source = tmp_path / "source"
     source.write_bytes(bytes(range(256)) * 30_000)
@@ -64,7 +63,7 @@ def test_what_keeps_failing_is_an_error_in_words(s3: Proxy, tmp_path: Path) -> N
 
 def test_waits_get_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    remote = Remote(f"file://{tmp_path}", CheckpointSection(), sleep=waits.append)
+    remote = Remote(f"file://{tmp_path}", Access("checkpoint.upload_to"), sleep=waits.append)
 
     def fails(*arguments: object, **named: object) -> None:
         raise ConnectionResetError
@@ -76,7 +75,7 @@ def test_waits_get_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_upload_that_arrives_cut_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = Remote(f"file://{tmp_path}/store", CheckpointSection(), sleep=lambda seconds: None)
+    remote = Remote(f"file://{tmp_path}/store", Access("checkpoint.upload_to"), sleep=lambda seconds: None)
     (tmp_path / "f").write_bytes(b"whole")
 
     def cut(source: str, target: str) -> None:
@@ -100,10 +99,10 @@ def test_encryption_at_rest_is_asked_for(
 
 def test_what_cannot_be_opened_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"checkpoint\.upload_to: nonsense:// is not a kind of storage; use s3://"):
-        Remote("nonsense://x", CheckpointSection())
+        Remote("nonsense://x", Access("checkpoint.upload_to"))
     for scheme in ("ftp", "http", "zip", "reference"):
         with pytest.raises(UserError, match=rf"{scheme}:// is not a kind of storage"):
-            Remote(f"{scheme}://bucket/x", CheckpointSection())
+            Remote(f"{scheme}://bucket/x", Access("checkpoint.upload_to"))
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     with pytest.raises(UserError, match=r"gs:// needs a package that is not there; .* pip install 'shoal\[gcs\]'"):
-        Remote("gs://x", CheckpointSection())
+        Remote("gs://x", Access("checkpoint.upload_to"))
