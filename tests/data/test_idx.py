@@ -57,7 +57,7 @@ def test_augmentation_shifts_training_images_only(tmp_path):
 def test_fashion_mnist_has_its_own_folders_and_numbers(tmp_path):
     write_idx(tmp_path / "FashionMNIST" / "raw", 10, 10, size=4)
     data = load_mnist(section(tmp_path, name="fashion_mnist"), seed=0)
-    assert data.train.transform.mean == (0.2860,)
+    assert data.train.batch_transform.mean == (0.2860,)
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte.gz not found"):
         load_mnist(section(tmp_path), seed=0)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import UserError
 from shoal.data.dataset import MemoryDataset, in_one_go
-from shoal.data.loader import evaluation_batches, train_batches
+from shoal.data.loader import Loading, evaluation_batches, train_batches
 from shoal.data.order import Order
 
 
@@ -112,7 +112,7 @@ def test_random_items_are_the_same_whoever_reads_them_and_from_wherever(workers)
 
     def read(start, workers):
         torch.rand(start + 1)  # other code draws in between
-        steps = train_batches(dataset, order, start, 9, micro_batch=5, workers=workers)
+        steps = train_batches(dataset, order, start, 9, micro_batch=5, loading=Loading(workers=workers))
         return [[t.tolist() for t in micro.data] for step in steps for micro in step.microbatches]
 
     reference = read(0, 0)
@@ -123,7 +123,7 @@ def test_random_items_are_the_same_whoever_reads_them_and_from_wherever(workers)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reading_does_not_move_the_generators_that_the_model_draws_from(workers):
     before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    list(train_batches(RandomItems(), Order(23, 5, 0), 0, 5, micro_batch=5, workers=workers))
+    list(train_batches(RandomItems(), Order(23, 5, 0), 0, 5, micro_batch=5, loading=Loading(workers=workers)))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
@@ -136,7 +136,7 @@ def test_augmentation_changes_from_epoch_to_epoch():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_users_error_in_a_loader_worker_arrives_as_it_was_raised(workers):
-    steps = train_batches(FailsAt(8), Order(8, 4, 0), 0, 2, micro_batch=4, workers=workers)
+    steps = train_batches(FailsAt(8), Order(8, 4, 0), 0, 2, micro_batch=4, loading=Loading(workers=workers))
     with pytest.raises(UserError) as caught:
         list(steps)
     assert str(caught.value) == "data.dir: file 7 is corrupt; delete it"
@@ -147,7 +147,7 @@ def test_loader_workers_are_not_in_the_process_group_that_signals_go_to():
         def __getitem__(self, index):
             return os.getpgrp(), os.getpid()
 
-    (step,) = train_batches(WhoReads(4), Order(4, 4, 0), 0, 1, micro_batch=4, workers=1)
+    (step,) = train_batches(WhoReads(4), Order(4, 4, 0), 0, 1, micro_batch=4, loading=Loading(workers=1))
     groups, pids = step.microbatches[0].data
     assert set(groups.tolist()) == set(pids.tolist()) and os.getpgrp() not in groups.tolist()
 

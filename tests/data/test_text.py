@@ -10,7 +10,8 @@ from shoal.core.errors import UserError
 from shoal.data import text
 from shoal.data.download import PublicFile
 from shoal.data.section import CharText
-from shoal.data.text import encode_characters, load_text
+from shoal.data.text import load_text
+from shoal.data.tokenizer import encode_characters
 from shoal.data.windows import IGNORE
 
 from ..fake_data import write_text

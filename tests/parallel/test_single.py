@@ -12,7 +12,6 @@ from shoal.core.errors import UserError
 from shoal.core.objective import Objective
 from shoal.core.process import Process
 from shoal.models.simple_cnn import SimpleCnn
-from shoal.parallel.replica import move
 from shoal.parallel.section import OptimSection
 from shoal.parallel.single import SingleUnit
 from shoal.parallel.unit import StepSettings, UnitState
@@ -233,16 +232,6 @@ def test_evaluation_needs_no_gradient():
     unit = make()
     measured = unit.evaluate(step_of(12).microbatches[0])
     assert not measured["loss"][0].requires_grad and measured["loss"][1] == 12
-
-
-def test_batches_of_any_nesting_move():
-    from collections import namedtuple
-
-    Point = namedtuple("Point", "x y")
-    batch = {"a": [torch.ones(1), ("text", 3)], "b": Point(torch.zeros(2), None)}
-    moved = move(batch, torch.device("meta"))
-    assert moved["a"][0].device.type == "meta" and moved["a"][1] == ("text", 3)
-    assert isinstance(moved["b"], Point) and moved["b"].x.device.type == "meta"
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

@@ -64,3 +64,36 @@ def test_metrics_of_parts_add_up_to_those_of_the_whole() -> None:
 def test_metrics_of_half_precision_logits_are_computed_in_full() -> None:
     loss, _ = task().metrics(Fixed(), (torch.zeros(4, 2, dtype=torch.bfloat16), LABELS))["loss"]
     assert isinstance(loss, torch.Tensor) and loss.dtype == torch.float32
+
+
+def probabilities(smoothing: float = 0.0) -> torch.Tensor:
+    return nn.functional.one_hot(LABELS, 3).float() * (1 - smoothing) + smoothing / 3
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_labels_may_be_class_probabilities(smoothing: float) -> None:
+    inputs = torch.zeros(4, 2)
+    loss = task(smoothing).loss(Fixed(), (inputs, probabilities()))
+    assert loss.item() == pytest.approx(sum(by_hand(smoothing)) / 4, rel=1e-6)
+    assert task().loss(Fixed(), (inputs, probabilities(0.3))).item() == pytest.approx(sum(by_hand(0.3)) / 4, rel=1e-6)
+
+
+def test_a_mixed_loss_is_the_mixture_of_the_losses() -> None:
+    mixed = 0.7 * probabilities() + 0.3 * probabilities().roll(1, 0)
+    losses = [
+        task(0.1).loss(Fixed(), (torch.zeros(4, 2), labels)).item() for labels in (mixed, LABELS, LABELS.roll(1, 0))
+    ]
+    assert losses[0] == pytest.approx(0.7 * losses[1] + 0.3 * losses[2], rel=1e-6)
+
+
+def test_metrics_of_class_probabilities_are_against_the_likeliest_class() -> None:
+    metrics = task().metrics(Fixed(), (torch.zeros(4, 2), probabilities(0.3)))
+    assert int(metrics["accuracy"][0]) == 2 and metrics["accuracy"][1] == 4
+    assert float(metrics["loss"][0]) == pytest.approx(sum(by_hand(0.3)), rel=1e-6) and metrics["loss"][1] == 4
+
+
+def test_half_precision_logits_learn_from_class_probabilities() -> None:
+    model = nn.Linear(2, 3, dtype=torch.bfloat16)
+    loss = task(0.1).loss(model, (torch.ones(4, 2, dtype=torch.bfloat16), probabilities()))
+    loss.backward()
+    assert torch.isfinite(loss) and model.weight.grad is not None

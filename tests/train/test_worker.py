@@ -200,7 +200,7 @@ def test_own_model_and_own_data_go_with_a_shipped_task(train_here, own):
     [
         ("Empty", "data: the train dataset is empty"),
         ("NoTrain", "should return {'train': ..., 'val': ...}"),
-        ("NoItems", "needs __len__ and __getitem__"),
+        ("NoItems", "has no __len__"),
         ("WrongModel", r"model\(\) of own_tasks:WrongModel returned int"),
     ],
 )

@@ -17,8 +17,8 @@ from typing import Any
 from shoal.bench.commands import Tell
 from shoal.bench.workers import run_job
 from shoal.core.errors import RunError, UserError
+from shoal.core.machine import usable_cores
 from shoal.launch.environment import nccl_environment
-from shoal.launch.sizes import usable_cores
 from shoal.recipe.load import LoadedRecipe, load_recipe
 from shoal.recipe.schema import Recipe
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from shoal.bench.commands import Tell, digits_like, end, in_turns, plain_ray_train, shoal_train, started, wait_until
 from shoal.core.errors import RunError, UserError
+from shoal.core.machine import usable_cores
 from shoal.core.storage import read_json_lines
-from shoal.launch.sizes import usable_cores
 from shoal.observe.runs import read_events
 
 CONTENDERS = ("ray_train", "shoal_local", "shoal_ray")

@@ -15,8 +15,8 @@ from typing import Any
 from shoal.bench.cluster import running_cluster
 from shoal.bench.commands import Tell, digits_like, in_turns, plain_ddp, plain_ray_train, run, shoal_train
 from shoal.core.errors import UserError
+from shoal.core.machine import usable_cores
 from shoal.core.storage import read_json_lines
-from shoal.launch.sizes import usable_cores
 from shoal.observe.runs import read_events
 
 ALONE = ("torchrun", "ray_train", "shoal_torchrun", "shoal_local", "shoal_ray")

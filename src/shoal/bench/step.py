@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from shoal.core.errors import UserError
+from shoal.core.group import Group
 from shoal.core.objective import Objective
 from shoal.core.process import Process, choose_device
 from shoal.core.rng import seed_all
+from shoal.core.spec import DataSpec
 from shoal.data.build import build_datasets
-from shoal.data.dataset import reads_batches
+from shoal.data.dataset import Datasets, reads_batches
 from shoal.data.loader import train_batches
 from shoal.data.order import Order
 from shoal.models.build import build_model
@@ -30,6 +32,8 @@ from shoal.parallel.replica import move
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
 from shoal.train.build import step_settings
+from shoal.train.data_watch import DataWatch
+from shoal.train.feeding import plan_feeding
 from shoal.train.loop import Training, run_loop
 from shoal.train.plan import Plan
 from shoal.train.schedule import learning_rate, peak_lr
@@ -127,7 +131,8 @@ class _ShoalLoop:
     def run(self, steps: int) -> float:
         """Seconds for `steps` steps."""
         recipe = self.bench.recipe
-        workers = recipe.data.workers if recipe.data else 0
+        datasets = Datasets(self.bench.dataset, None, DataSpec())
+        feeding = plan_feeding(recipe, datasets, self.bench.objective, self.bench.process)
         plan = Plan(steps, self.order.steps_per_epoch, steps + 1, steps + 1, recipe.observe.every_steps)
         with tempfile.TemporaryDirectory() as temporary:
             folder = RunFolder(Path(temporary) / "run")
@@ -143,9 +148,9 @@ class _ShoalLoop:
                     step,
                     plan.num_steps,
                     micro_batch=recipe.micro_batch(1),
-                    workers=workers,
-                    pin_memory=self.bench.process.device.type == "cuda",
+                    loading=feeding.train,
                 ),
+                data=DataWatch((feeding.train.statistics,), Group(), Observers()),
                 validation=None,
                 items=self.bench.objective.items,
                 checkpoints=_SavesNothing(),

@@ -18,6 +18,7 @@ _COMMANDS = {
     "submit": "Train a recipe on a Ray cluster, as a job.",
     "runs": "What has run here: list, show, compare.",
     "checkpoints": "The checkpoints of a run.",
+    "data": "Prepare data that does not fit in memory: shards, tokenizers.",
     "drill": "Break a real run on purpose; pass only if nothing was lost.",
     "bench": "Measure Shoal against hand-written code.",
     "completion": "Print a shell completion script.",

@@ -134,7 +134,7 @@ def _check_machine(recipe: "Recipe") -> None:
     """Refuse to check what this machine has too little for, before anything is computed."""
     import torch
 
-    from shoal.launch.sizes import usable_cores
+    from shoal.core.machine import usable_cores
 
     workers, wants_gpu, gpus = recipe.cluster.workers, recipe.cluster.gpus_per_worker, torch.cuda.device_count()
     if wants_gpu and not gpus:

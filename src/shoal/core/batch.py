@@ -10,6 +10,8 @@ class MicroBatch:
 
     data: Any
     num_samples: int
+    count: int | None = None
+    """What the task counts in it, where that was counted while the data was still on the host."""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,11 @@ from pathlib import Path, PurePosixPath
 _ROOT = Path("/")
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 def machine_memory(root: Path = _ROOT) -> int:
     """Bytes of memory that the processes of this machine may take together: those of the machine, or of the container.
 

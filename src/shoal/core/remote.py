@@ -14,7 +14,6 @@ T = TypeVar("T")
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _PROBE = ".writable"
 _MOST_WORDS = 120
-_TRIES = 4
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 8.0
 
 
@@ -29,6 +28,8 @@ class Access:
     encryption: str | None = None
     """Encryption at rest that S3 is asked for."""
     kms_key: str | None = None
+    tries: int = 4
+    """How often a request is made before it fails."""
 
 
 class RemoteError(Exception):
@@ -41,6 +42,7 @@ class Remote:
     def __init__(self, url: str, access: Access, sleep: Callable[[float], None] = time.sleep) -> None:
         self.url = url.rstrip("/")
         self.sleep = sleep
+        self._tries = access.tries
         self._fs, self._root = _open(self.url, access)
 
     def put(self, source: Path, name: str) -> None:
@@ -93,6 +95,19 @@ class Remote:
 
         return self._trying(f"{self._address(folder)} could not be listed", names)
 
+    def sizes(self, folder: str) -> dict[str, int | None]:
+        """Names in a folder and the bytes of each, None for folders; nothing, if there is no such folder."""
+
+        def sizes() -> dict[str, int | None]:
+            try:
+                found = self._fs.ls(self._at(folder), detail=True, refresh=True)
+            except FileNotFoundError:
+                return {}
+            names = {str(entry["name"]).rstrip("/").rpartition("/")[2]: entry for entry in found}
+            return {name: int(entry["size"]) if entry["type"] == "file" else None for name, entry in names.items()}
+
+        return self._trying(f"{self._address(folder)} could not be listed", sizes)
+
     def delete(self, name: str) -> None:
         """Remove a file, or a folder with all that is in it; nothing happens if there is none."""
 
@@ -131,13 +146,13 @@ class Remote:
             self._fs.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
 
     def _trying(self, what: str, action: Callable[[], T]) -> T:
-        for attempt in range(_TRIES):
+        for attempt in range(self._tries):
             try:
                 return action()
             except UserError:
                 raise
             except Exception as error:
-                if attempt == _TRIES - 1:
+                if attempt == self._tries - 1:
                     raise RemoteError(f"{what}: {_in_words(error)}") from error
             delay_s = min(_FIRST_DELAY_S * 2**attempt, _LONGEST_DELAY_S)
             self.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 - so that workers do not all come at once

@@ -47,6 +47,10 @@ def build_datasets(section: Section, seed: int) -> Datasets:  # noqa: PLR0911 - 
             from shoal.data.tokens import load_tokens
 
             return load_tokens(section)
+        case sections.TextShards():
+            from shoal.data.text_shards import load_text_shards
+
+            return load_text_shards(section)
         case sections.Synthetic():
             from shoal.data.synthetic import make_synthetic
 

@@ -18,7 +18,12 @@ BatchTransform = Callable[[tuple[torch.Tensor, ...], np.ndarray, int], tuple[tor
 
 
 class BatchDataset(Protocol):
-    """A dataset that reads many samples in one go."""
+    """A dataset that reads many samples in one go.
+
+    It may have more: `raw(indices, epoch)` and `batch_transform`, a BatchTransform that makes of the raw batch what
+    `batch` returns, so that this can be done on the device; `starts`, the first sample of each of its files and their
+    number at the end, where samples of one file are read together at less cost.
+    """
 
     def __len__(self) -> int: ...
 
@@ -57,16 +62,41 @@ def in_one_go(dataset: Any) -> Any:
 class MemoryDataset:
     """Tensors held in memory and read by whole-batch indexing."""
 
-    def __init__(self, *tensors: torch.Tensor, transform: BatchTransform | None = None) -> None:
+    def __init__(
+        self, *tensors: torch.Tensor, transform: BatchTransform | None = None, is_for_device: bool = True
+    ) -> None:
         assert tensors and all(len(tensor) == len(tensors[0]) for tensor in tensors)
         self.tensors = tensors
         self.transform = transform
+        self.is_for_device = is_for_device
+        """Whether the transform may be computed on a GPU; not where it must know values, for which it would wait."""
+
+    @property
+    def batch_transform(self) -> BatchTransform | None:
+        """What may be computed on the device."""
+        return self.transform if self.is_for_device else None
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
+    def to(self, device: torch.device) -> "MemoryDataset":
+        """The same with its tensors on a device, where batches are then cut out and transformed."""
+        moved = (tensor.to(device) for tensor in self.tensors)
+        return MemoryDataset(*moved, transform=self.transform, is_for_device=self.is_for_device)
+
+    def raw(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, ...]:
+        """The rows at `indices` of every tensor."""
+        rows = torch.from_numpy(indices)
+        if self.tensors[0].is_cuda:
+            rows = rows.pin_memory().to(self.tensors[0].device, non_blocking=True)
+        return tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+
     def batch(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, ...]:
         """The rows at `indices` of every tensor, transformed."""
-        rows = torch.from_numpy(indices)
-        batch = tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+        batch = self.raw(indices, epoch)
         return batch if self.transform is None else self.transform(batch, indices, epoch)
+
+
+def transform_of(dataset: Any) -> BatchTransform | None:
+    """What a dataset would have done to its raw batches on the device; None where it has nothing of the kind."""
+    return getattr(dataset, "batch_transform", None) if hasattr(dataset, "raw") else None

@@ -1,60 +1,52 @@
-"""From the order of samples to batches: read in line, or ahead by worker processes; started at any step at no cost."""
+"""From the order of samples to batches: read in line or ahead, moved to the device; started at any step at no cost."""
 
 import contextlib
-import os
-import signal
+import time
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from shoal.core.batch import MicroBatch, StepBatch
-from shoal.core.errors import UserError
-from shoal.core.rng import derive_seed, isolated_rng, seed_host
-from shoal.data.dataset import reads_batches
-from shoal.data.order import Order, worker_slices
+from shoal.data.dataset import transform_of
+from shoal.data.device import DeviceFeed
+from shoal.data.how_many import HowMany
+from shoal.data.order import Order
+from shoal.data.processes import Reader, open_reader
+from shoal.data.read import Answer, OnError, Reading
+from shoal.data.requests import Request, evaluation_requests, step_requests
+from shoal.data.shuffle import Windowed
+from shoal.data.statistics import DataStatistics
+
+Answered = list[tuple[Request, Answer]]
+_EVALUATED_AHEAD = 16
+"""Batches ahead of an evaluation whose files are fetched."""
+OpenReader = Callable[[Reading, int, bool], Reader]
 
 
-class _Request(NamedTuple):
-    """One micro-batch to read."""
+@dataclass(frozen=True)
+class Loading:
+    """How batches are read; which samples they hold does not depend on it."""
 
-    epoch: int
-    indices: np.ndarray
-    num_samples: int
-    """Those that count: none where the indices are stand-ins."""
-
-
-_STAND_INS = 2
-"""Samples that stand in for an empty micro-batch; batch norm cannot train on one alone."""
-
-
-def _request(epoch: int, indices: np.ndarray, start: int, end: int, first: int) -> _Request:
-    """Positions [start, end) of `indices`; where there are none, the first ones of the step stand in for them.
-
-    Collectives need every worker to compute as often as the others, so an empty micro-batch is computed too, and
-    counts for nothing.
-    """
-    if end > start:
-        return _Request(epoch, indices[start:end], end - start)
-    return _Request(epoch, indices[first : first + _STAND_INS], 0)
-
-
-def read_items(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
-    """One micro-batch, item by item.
-
-    Each item is read, and all are put together, under a seed of their own, (seed, epoch, sample), so that random
-    transforms in a user's dataset give the same whoever reads it and after any resume.
-    """
-    collate = getattr(dataset, "collate", default_collate)
-    items = []
-    with isolated_rng(seed):
-        for index in indices.tolist():
-            seed_host(derive_seed(seed, epoch, index))
-            items.append(dataset[index])
-        return collate(items)
+    workers: int | Literal["auto"] = 0
+    """Processes that read ahead; `auto` finds out how many are needed."""
+    most_workers: int = 1
+    """As many at most as `auto` may take."""
+    pin_memory: bool = False
+    on_error: OnError = "fail"
+    device: torch.device | None = None
+    """Move batches there ahead of time; None leaves them where they are."""
+    transform_on_device: bool = False
+    """Have the transforms of whole batches computed there."""
+    count: Callable[[Any], Any] | None = None
+    """Counts the items of a batch, while it is still on the host."""
+    open_reader: OpenReader = open_reader
+    tell: Callable[[str], None] = lambda words: None
+    """Shows what is waited for to whoever watches the run."""
+    statistics: DataStatistics = field(default_factory=DataStatistics)
 
 
 def train_batches(
@@ -66,153 +58,181 @@ def train_batches(
     rank: int = 0,
     world_size: int = 1,
     micro_batch: int,
-    workers: int = 0,
-    pin_memory: bool = False,
+    loading: Loading | None = None,
 ) -> Generator[StepBatch]:
     """This worker's share of steps `start_step` to `num_steps`; nothing before `start_step` is read."""
-    steps = partial(_step_requests, order, start_step, num_steps, rank, world_size, micro_batch)
-    # Worker processes run ahead of the loop, so they are fed by an iterator of their own over the same requests.
-    ahead = (request for step in steps() for request in step)
-    with _reader(dataset, ahead, order.seed, workers, pin_memory) as read:
-        for number, requests in enumerate(steps(), start_step):
+    loading = loading or Loading()
+
+    def requests_from(step: int) -> Iterator[list[Request]]:
+        return step_requests(order, step, num_steps, rank, world_size, micro_batch)
+
+    answers = _Answers(Reading(dataset, order.seed, loading.on_error, _is_raw(dataset, loading)), loading)
+    files = files_ahead(order, start_step, num_steps, rank, world_size)
+    a_window = order.windows.window // order.global_batch + 1 if order.windows is not None else 0
+    with contextlib.closing(answers), _following(dataset, files, a_window, loading) as follower:
+        steps = _on_device(answers.steps(requests_from, start_step), dataset, loading)
+        for number, microbatches in enumerate(steps, start_step):
+            follower.at(number)
             first, last = order.bounds(number)
-            microbatches = [MicroBatch(read(request), request.num_samples) for request in requests]
             yield StepBatch(microbatches, last - first)
 
 
-def evaluation_batches(
-    dataset: Any,
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    batch: int,
-    seed: int = 0,
-    workers: int = 0,
-    pin_memory: bool = False,
-) -> Iterator[MicroBatch]:
-    """This worker's share of a dataset in its own order, every sample exactly once over all workers.
+class Evaluation:
+    """Goes through a dataset in its own order, as often as wanted; the processes that read stay in between."""
 
-    Every worker gets the same number of batches; where one has `num_samples` 0, it only stands in.
-    """
-    slices = worker_slices(0, len(dataset), rank, world_size, batch)
-    indices = np.arange(len(dataset))
-    requests = [_request(0, indices, start, end, 0) for start, end in slices]
-    with _reader(dataset, iter(requests), seed, workers, pin_memory) as read:
-        for request in requests:
-            yield MicroBatch(read(request), request.num_samples)
-
-
-def _step_requests(
-    order: Order, start_step: int, num_steps: int, rank: int, world_size: int, micro_batch: int
-) -> Iterator[list[_Request]]:
-    epoch, permutation = -1, np.empty(0, dtype=np.int64)
-    for step in range(start_step, num_steps):
-        if order.epoch_of(step) != epoch:
-            epoch = order.epoch_of(step)
-            permutation = order.permutation(epoch)
-        first, last = order.bounds(step)
-        slices = worker_slices(first, last, rank, world_size, micro_batch)
-        yield [_request(epoch, permutation, start, end, first) for start, end in slices]
-
-
-@contextlib.contextmanager
-def _reader(
-    dataset: Any, requests: Iterator[_Request], seed: int, workers: int, pin_memory: bool
-) -> Iterator[Callable[[_Request], Any]]:
-    """A function that answers the requests, in their order: in line, or by worker processes that read ahead."""
-    if not workers:
-        whole = reads_batches(dataset)
-
-        def read_here(request: _Request) -> Any:
-            if whole:
-                batch = dataset.batch(request.indices, request.epoch)
-            else:
-                batch = read_items(dataset, request.epoch, request.indices, seed)
-            return _pin(batch) if pin_memory else batch
-
-        yield read_here
-        return
-
-    loader = DataLoader(
-        _RequestReader(dataset, seed),
-        sampler=_RequestSampler(requests),
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=_unchanged,
-        pin_memory=pin_memory,
-        worker_init_fn=_prepare_worker,
-        # A generator of its own: DataLoader would otherwise draw from the one that dropout draws from.
-        generator=torch.Generator().manual_seed(0),
-    )
-    batches = iter(loader)
-
-    def read_ahead(request: _Request) -> Any:
-        batch = next(batches)
-        if isinstance(batch, UserError):
-            raise batch
-        return batch
-
-    try:
-        yield read_ahead
-    finally:
-        # At once, not when the last reference goes: a traceback would keep the workers until the process ends.
-        batches._shutdown_workers()  # type: ignore[attr-defined]
-
-
-class _RequestReader(Dataset[Any]):
-    """Runs in a loader worker: answers a request with a batch."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        batch: int,
+        seed: int = 0,
+        loading: Loading | None = None,
+    ) -> None:
         self.dataset = dataset
-        self.seed = seed
-        self.whole = reads_batches(dataset)
+        self.loading = loading or Loading()
+        self._requests = evaluation_requests(len(dataset), rank, world_size, batch)
+        is_raw = _is_raw(dataset, self.loading)
+        reading = Reading(dataset, seed, self.loading.on_error, is_raw, is_evaluation=True)
+        self._answers = _Answers(reading, self.loading)
 
-    def __getitem__(self, request: _Request) -> Any:
-        try:
-            if self.whole:
-                return self.dataset.batch(request.indices, request.epoch)
-            return read_items(self.dataset, request.epoch, request.indices, self.seed)
-        except UserError as error:
-            return error  # as a value: DataLoader would bury the message in a traceback
+    def batches(self) -> Generator[MicroBatch]:
+        """This worker's share, every sample exactly once over all workers.
 
+        Every worker gets the same number of batches; where one has `num_samples` 0, it only stands in.
+        """
+        files = _files_of(self.dataset, self._requests)
+        with _following(self.dataset, files, _EVALUATED_AHEAD, self.loading) as follower:
+            answered = self._answers.steps(lambda first: ([request] for request in self._requests[first:]), 0)
+            for number, microbatches in enumerate(_on_device(answered, self.dataset, self.loading)):
+                follower.at(number)
+                yield from microbatches
 
-class _RequestSampler(Sampler[_Request]):
-    """Hands DataLoader the requests in order."""
-
-    def __init__(self, requests: Iterator[_Request]) -> None:
-        self.requests = requests
-
-    def __iter__(self) -> Iterator[_Request]:
-        return self.requests
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+    def close(self) -> None:
+        """End the processes that read."""
+        self._answers.close()
 
 
-def _prepare_worker(worker_id: int) -> None:
-    """Keep a worker alive through the signals that the trainer handles: it still needs the batches in flight.
-
-    A Ctrl-C does not reach it, because it leaves the trainer's process group. A SIGTERM to every process of a job
-    (Slurm, systemd) gives it a minute, the second one none. The trainer ends it when it is done, and a worker whose
-    trainer is gone ends by itself.
-    """
-    received = 0
-
-    def on_terminate(signum: int, frame: Any) -> None:
-        nonlocal received
-        received += 1
-        if received > 1:
-            os._exit(128 + signum)
-        signal.alarm(60)
-
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, on_terminate)
+def evaluation_batches(dataset: Any, **settings: Any) -> Generator[MicroBatch]:
+    """One pass of `Evaluation`."""
+    evaluation = Evaluation(dataset, **settings)
+    with contextlib.closing(evaluation):
+        yield from evaluation.batches()
 
 
-def _pin(data: Any) -> Any:
-    from torch.utils.data._utils.pin_memory import pin_memory
+class _Answers:
+    """Has requests answered, by another number of processes where that is found to be better."""
 
-    return pin_memory(data)  # type: ignore[no-untyped-call]
+    def __init__(self, reading: Reading, loading: Loading) -> None:
+        self.reading = reading
+        self.loading = loading
+        self._how_many = HowMany(loading.most_workers) if loading.workers == "auto" else None
+        self._reader = self._open(loading.workers if isinstance(loading.workers, int) else 0)
+
+    def _open(self, count: int) -> Reader:
+        self.loading.statistics.workers = count
+        return self.loading.open_reader(self.reading, count, self.loading.pin_memory)
+
+    def steps(
+        self, requests_from: Callable[[int], Iterator[list[Request]]], start: int
+    ) -> Generator[list[tuple[Request, Answer]]]:
+        """The answers to the lists of requests from number `start` on."""
+        # A reader runs ahead of the loop, so it has an iterator of its own over the same requests.
+        answers = self._reader.answers(chain.from_iterable(requests_from(start)))
+        for number, requests in enumerate(requests_from(start), start):
+            began = time.perf_counter()
+            answered = [(request, next(answers)) for request in requests]
+            read_s = time.perf_counter() - began
+            for _, answer in answered:
+                self.loading.statistics.skip(answer.bad)
+            began = time.perf_counter()
+            yield answered
+            if self._how_many is None:
+                continue
+            if (count := self._how_many.note(read_s, time.perf_counter() - began)) is not None:
+                self._reader.close()
+                self._reader = self._open(count)
+                answers = self._reader.answers(chain.from_iterable(requests_from(number + 1)))
+
+    def close(self) -> None:
+        """End what reads."""
+        self._reader.close()
+
+
+def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> Iterator[list[MicroBatch]]:
+    """Micro-batches, moved to the device where one is given: a step ahead, so that copying and computing overlap."""
+    if loading.device is None:
+        for step in answered:
+            yield [_micro_batch(answer.batch, answer, loading) for _, answer in step]
+        return
+    feed = DeviceFeed(loading.device, transform_of(dataset) if _is_raw(dataset, loading) else None)
+    waiting = None
+    for step in answered:
+        sent = []
+        for request, answer in step:
+            micro = _micro_batch(None, answer, loading)
+            sent.append((micro, feed.send(answer.batch, answer.indices, request.epoch)))
+        if waiting is not None:
+            yield [_received(feed, micro, batch) for micro, batch in waiting]
+        waiting = sent
+    if waiting is not None:
+        yield [_received(feed, micro, batch) for micro, batch in waiting]
+
+
+def _is_raw(dataset: Any, loading: Loading) -> bool:
+    return loading.device is not None and loading.transform_on_device and transform_of(dataset) is not None
+
+
+def _micro_batch(data: Any, answer: Answer, loading: Loading) -> MicroBatch:
+    count = int(loading.count(answer.batch)) if loading.count is not None and answer.num_samples else None
+    return MicroBatch(data, answer.num_samples, count)
+
+
+def _received(feed: DeviceFeed, micro: MicroBatch, sent: Any) -> MicroBatch:
+    micro.data = feed.receive(sent)
+    return micro
+
+
+def files_ahead(
+    order: Order, start_step: int, num_steps: int, rank: int, world_size: int
+) -> Iterator[tuple[int, list[int]]]:
+    """The files that a worker needs from a step on, each time with the first step that does, in the order of need;
+    nothing where samples are not in files."""
+    if order.windows is None:
+        return
+    first_slot, last_slot = (-(-order.global_batch * number // world_size) for number in (rank, rank + 1))
+    step = start_step
+    while step < num_steps:
+        epoch = order.epoch_of(step)
+        first = epoch * order.steps_per_epoch
+        in_epoch = order.in_epoch(epoch)
+        assert isinstance(in_epoch, Windowed)
+        for needed, files in in_epoch.files_from(step - first, first_slot, last_slot):
+            yield first + needed, files
+        step = first + order.steps_per_epoch
+
+
+def _files_of(dataset: Any, requests: list[Request]) -> Iterator[tuple[int, list[int]]]:
+    """The same for requests that are answered one after the other."""
+    starts = getattr(dataset, "starts", None)
+    if starts is not None:
+        for number, request in enumerate(requests):
+            files = np.unique(np.searchsorted(starts, request.indices, side="right") - 1)
+            yield number, [int(file) for file in files]
+
+
+class _Nowhere:
+    """Follows nothing: samples are at hand."""
+
+    def at(self, step: int) -> None:
+        """Nothing."""
+
+
+def _following(
+    dataset: Any, files: Iterator[tuple[int, list[int]]], steps_ahead: int, loading: Loading
+) -> contextlib.AbstractContextManager[Any]:
+    """Has files fetched before they are needed, where a dataset does such a thing."""
+    if not hasattr(dataset, "following"):
+        return contextlib.nullcontext(_Nowhere())
+    return dataset.following(files, steps_ahead, loading.statistics, loading.tell)  # type: ignore[no-any-return]

@@ -1,8 +1,9 @@
 """Which samples a step consumes: a pure function of seed, step and sizes, so that any step can be resumed at once.
 
-Epoch `e` is a permutation of all samples that depends on (seed, e) alone. Step `j` of an epoch takes positions
-[j*G, (j+1)*G) of it, G being the global batch; the last step of an epoch takes what is left, so that every sample comes
-exactly once an epoch. (Gradients are scaled by the samples really in the step, so a short last step is not distorted.)
+Epoch `e` is a permutation of all samples that depends on (seed, e) and sizes alone (`shuffle.py`). Step `j` of an epoch
+takes positions [j*G, (j+1)*G) of it, G being the global batch; the last step of an epoch takes what is left, so that
+every sample comes exactly once an epoch.
+(Gradients are scaled by the samples really in the step, so a short last step is not distorted.)
 Workers take contiguous parts of a step whose sizes differ by at most one, each cut into micro-batches.
 """
 
@@ -11,14 +12,20 @@ from functools import cached_property
 
 import numpy as np
 
+from shoal.data.shuffle import EpochOrder, InOrder, Windows, permuted
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Order:
     """The order of samples of one run."""
 
     num_samples: int
     global_batch: int
     seed: int
+    windows: Windows | None = None
+    """Samples in files, shuffled so that these are read one after the other; None: any sample anywhere."""
+    is_shuffled: bool = True
+    """False: as the dataset has them, every epoch."""
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -34,10 +41,17 @@ class Order:
         first = step % self.steps_per_epoch * self.global_batch
         return first, min(first + self.global_batch, self.num_samples)
 
+    def in_epoch(self, epoch: int) -> EpochOrder:
+        """The order of samples in an epoch."""
+        if not self.is_shuffled:
+            return InOrder()
+        if self.windows is not None:
+            return self.windows.in_epoch(self.global_batch, self.seed, epoch)
+        return permuted(self.num_samples, self.seed, epoch)
+
     def permutation(self, epoch: int) -> np.ndarray:
-        """The order of samples in an epoch. NumPy keeps this generator's stream fixed over its versions (NEP 19)."""
-        generator = np.random.RandomState([self.seed & 0xFFFFFFFF, self.seed >> 32, epoch])
-        return generator.permutation(self.num_samples)
+        """All samples in the order of an epoch."""
+        return self.in_epoch(epoch).take(0, self.num_samples)
 
 
 def worker_slices(first: int, last: int, rank: int, world_size: int, micro_batch: int) -> list[tuple[int, int]]:

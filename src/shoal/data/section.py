@@ -12,8 +12,25 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 class _Data(Section):
     name: str
-    workers: Annotated[int, Field(ge=0, le=256)] = 0
-    """Processes that read samples beside the training process; 0 reads in line (best for data that is in memory)."""
+    loader: Literal["auto", "memory", "map", "stream", "ray"] = "auto"
+    """Who reads the samples, and in which order. `memory`: the training process, whole batches at once. `map`:
+    processes beside it, any sample at any time. `stream`: the same, a file after the other, shuffled within `window`.
+    `ray`: the CPUs of the Ray cluster, through Ray Data. `auto`: memory for data that is in memory, stream for shards,
+    ray for a Ray Dataset, map for anything else."""
+    workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
+    """Processes that read samples beside each training process; 0 reads in line. `auto` begins in line and takes as
+    many as it takes for training not to wait, up to one a core. What is read does not depend on it."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What happens to a sample that cannot be read. `fail` ends the run and names it. `skip` trains on another one of
+    the same file in its place, leaves it out of the validation, counts all and names the first."""
+    transform_on: Literal["auto", "cpu", "device"] = "auto"
+    """Where transforms of whole batches are computed (normalise, crop and flip of images that are in memory, mixup,
+    cutmix); `auto`: on the GPU where there is one."""
+
+
+class _InMemory(_Data):
+    resident: bool = False
+    """Keep all samples in the memory of the GPU; batches are then cut out and transformed there."""
 
 
 class _Files(_Data):
@@ -21,12 +38,38 @@ class _Files(_Data):
     """Folder with the files, or with a folder of this dataset's name that holds them."""
 
 
-class _Downloaded(_Files):
+class _Shards(_Data):
+    dir: str = "~/data"
+    """Folder with the files, or with a folder of this dataset's name that holds them; or the address of a folder in an
+    object store, such as s3://bucket/folder."""
+    window: Positive = 16_384
+    """Samples that change places with each other where data is streamed; files are shuffled besides."""
+    lanes: Positive = 16
+    """Parts of the data that are streamed side by side: each worker reads only its own, so that a file goes to few
+    machines."""
+    cache_dir: str = "~/.cache/shoal/data"
+    """Where files of an object store are kept on each machine."""
+    cache_gb: Annotated[float, Field(gt=0)] = 100.0
+    """They take no more than this; what was used longest ago goes first."""
+    patience_s: Annotated[float, Field(ge=0)] = 600.0
+    """How long an object store that fails is asked again before the run ends."""
+
+
+class _Downloaded(_Files, _InMemory):
     download: bool = True
     """Fetch missing files into `dir` (checksum verified) where the network allows."""
 
 
-class Digits(_Data):
+class _Mixed(_Data):
+    mixup: Annotated[float, Field(ge=0)] = 0.0
+    """Mix each training image with another, weights from Beta(mixup, mixup); 0 does not. Needs train.global_batch and
+    micro-batches that are even to be the same with any number of workers."""
+    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    """Paste a piece of another image into each training image, its area from Beta(cutmix, cutmix); 0 does not. With
+    both, every image takes one of them by chance."""
+
+
+class Digits(_InMemory):
     """scikit-learn's bundled 8x8 digits: 1,797 images, no download."""
 
     name: Literal["digits"]
@@ -34,7 +77,7 @@ class Digits(_Data):
     """Share of the images kept for validation; the split is fixed."""
 
 
-class Mnist(_Downloaded):
+class Mnist(_Downloaded, _Mixed):
     """MNIST or Fashion-MNIST in idx form (gzipped or not): 60,000 and 10,000 images of 28x28."""
 
     name: Literal["mnist", "fashion_mnist"]
@@ -42,7 +85,7 @@ class Mnist(_Downloaded):
     """Random shifts of up to two pixels."""
 
 
-class Cifar10(_Downloaded):
+class Cifar10(_Downloaded, _Mixed):
     """CIFAR-10 batches, binary or Python version: 50,000 and 10,000 images of 32x32."""
 
     name: Literal["cifar10"]
@@ -50,14 +93,21 @@ class Cifar10(_Downloaded):
     """Random crops out of 4 pixels of padding, and horizontal flips."""
 
 
-class ImageFolder(_Files):
-    """`dir/train/CLASS/*.jpg` and `dir/val/CLASS/*.jpg`, as ImageNet is usually laid out."""
+class ImageFolder(_Shards, _Mixed):
+    """`dir/train/CLASS/*.jpg` and `dir/val/CLASS/*.jpg`, as ImageNet is usually laid out; or the same in shards, as
+    `shoal data shard` makes them, tar (webdataset) or parquet."""
 
     name: Literal["image_folder"]
     size: Positive = 224
     """Side of the square that is cut from each image."""
     augment: bool = True
     """Random resized crops and horizontal flips for training."""
+    image: str | None = None
+    """In shards, the column with the image; null: in tar the one that is named as an image, in parquet `image`."""
+    label: str = "cls"
+    """In shards, the column with the number of the class; in parquet usually `label`."""
+    classes: Annotated[int, Field(ge=2)] | None = None
+    """Number of classes, where the index of the shards does not tell."""
 
 
 class CsvText(_Downloaded):
@@ -81,29 +131,48 @@ class CsvText(_Downloaded):
 
 
 class CharText(_Downloaded):
-    """Language modelling over the characters of one text file; `shakespeare` knows where to download it."""
+    """Language modelling over one text file; `shakespeare` knows where to download it."""
 
     name: Literal["shakespeare", "text"]
     file: str = "input.txt"
     """File under `dir`."""
+    tokenizer: Annotated[str, Field(min_length=1)] = "chars"
+    """`chars`, `bytes`, or a tokenizer's JSON file under `dir`, such as `shoal data tokenizer` makes."""
     context: Positive = 256
-    """Characters in one sample."""
+    """Tokens in one sample; with `chars`, characters."""
     stride: Positive | None = None
     """Distance between the starts of two training samples; null takes `context`, so that samples do not overlap."""
     val_fraction: Fraction = 0.1
     """The last part of the file is kept for validation."""
 
 
-class Tokens(_Files):
-    """Language modelling over memory-mapped token files, such as nanoGPT's `train.bin` and `val.bin`."""
+class TextShards(_Shards):
+    """Text classification from shards of JSON lines or parquet, too many to hold in memory."""
+
+    name: Literal["text_shards"]
+    text: str = "text"
+    """The column with the text."""
+    label: str = "label"
+    """The column with the class: its number, or its name where the index of the shards lists `classes`."""
+    classes: Annotated[int, Field(ge=2)] | None = None
+    """Number of classes, where the index of the shards does not tell."""
+    tokenizer: Annotated[str, Field(min_length=1)] = "bytes"
+    """`bytes`, or a tokenizer's JSON file, such as `shoal data tokenizer` makes."""
+    max_tokens: Positive = 256
+    """Longer texts are cut."""
+
+
+class Tokens(_Shards):
+    """Language modelling over files of token ids, read where they are needed: nanoGPT's `train.bin` and `val.bin`, or
+    folders `train` and `val` of shards, as `shoal data shard` makes them."""
 
     name: Literal["tokens"]
     train_file: str = "train.bin"
-    """Raw little-endian token ids under `dir`."""
+    """Raw little-endian token ids under `dir`; a folder `train` of shards there goes first."""
     val_file: str = "val.bin"
     """The same for validation."""
     dtype: Literal["uint16", "uint32"] = "uint16"
-    """How a token id is stored."""
+    """How a token id is stored; the index of shards tells by itself."""
     vocab_size: Annotated[int, Field(gt=1)] = 50_304
     """Token ids are below this (GPT-2's 50,257, padded to a multiple of 64 for speed)."""
     context: Positive = 1024
@@ -112,7 +181,7 @@ class Tokens(_Files):
     """Distance between the starts of two training samples; null takes `context`."""
 
 
-class Synthetic(_Data):
+class Synthetic(_InMemory):
     """Random images whose class a fixed random projection decides: learnable, no files, any size."""
 
     name: Literal["synthetic"]
@@ -162,6 +231,7 @@ DataSection = Annotated[
     | Annotated[CharText, Tag("shakespeare")]
     | Annotated[CharText, Tag("text")]
     | Annotated[Tokens, Tag("tokens")]
+    | Annotated[TextShards, Tag("text_shards")]
     | Annotated[Synthetic, Tag("synthetic")]
     | Annotated[TaskData, Tag(OF_TASK)]
     | Annotated[CustomData, Tag(CUSTOM)],

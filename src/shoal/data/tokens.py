@@ -1,5 +1,9 @@
-"""Language modelling over files of token ids that are mapped into memory, never read whole."""
+"""Language modelling over files of token ids, of which only the windows of a batch are read."""
 
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,42 +12,75 @@ import torch
 
 from shoal.core.errors import UserError
 from shoal.core.spec import DataSpec
+from shoal.data.bad_samples import BadSample, BadSampleError
 from shoal.data.dataset import Datasets
-from shoal.data.download import find_file, search_folders
+from shoal.data.download import find_file
 from shoal.data.section import Tokens
-from shoal.data.windows import count_windows, read_windows
+from shoal.data.shards.find import find_shards, is_remote, local_folders
+from shoal.data.shards.index import Shard, ShardIndex
+from shoal.data.shards.opened import RowError
+from shoal.data.shards.sharded import MOST_OPEN
+from shoal.data.shards.store import Following, LocalStore, Store
+from shoal.data.statistics import DataStatistics
+from shoal.data.windows import IGNORE, count_windows
 
 
 def load_tokens(section: Tokens) -> Datasets:
     """Training windows `stride` apart; validation windows side by side, so that every token but the first counts once.
 
-    The last validation window is filled up with targets that do not count (`windows.IGNORE`).
+    A window does not reach from one file into the next. The last validation window of a file is filled up with targets
+    that do not count (`windows.IGNORE`).
     """
-    folders = search_folders(section.dir, section.name)
+    parts = {name: _find(section, name, file) for name, file in _files(section).items()}
+    vocab_size = section.vocab_size
+    for index, _ in parts.values():
+        if (told := index.about.get("vocab_size", 0)) > vocab_size:
+            raise UserError(f"data.vocab_size: {vocab_size} is less than the {told} of the tokenizer of these shards")
 
     def part(name: str, stride: int, keep_last: bool) -> TokenDataset:
-        path = find_file(folders, [name])
-        if path is None:
-            raise UserError(
-                f"data.dir: {name} not found in {folders[0]} (also looked in {folders[1]}). Put {section.train_file} "
-                f"and {section.val_file} there: token ids one after the other as little-endian {section.dtype}, no "
-                f"header, as numpy.array(ids, dtype='<{np.dtype(section.dtype).str[1:]}').tofile('{name}') writes them."
-            )
-        num_tokens = count_tokens(path, section.dtype)
-        if num_tokens <= section.context:
-            raise UserError(
-                f"data.context: {path} holds {num_tokens:,} tokens, more than the context of {section.context} are "
-                "needed; take a smaller context or a longer file"
-            )
-        return TokenDataset(
-            path, section.dtype, section.vocab_size, context=section.context, stride=stride, keep_last=keep_last
+        index, store = parts[name]
+        found = TokenDataset(
+            index, store, section.dtype, vocab_size, context=section.context, stride=stride, keep_last=keep_last
         )
+        if int(index.rows.max()) <= section.context:
+            raise UserError(
+                f"data.context: {store.where(int(index.rows.argmax()))} holds {int(index.rows.max()):,} tokens, more "
+                f"than the context of {section.context} are needed; take a smaller context or a longer file"
+            )
+        return found
 
     return Datasets(
-        train=part(section.train_file, section.stride or section.context, keep_last=False),
-        val=part(section.val_file, section.context, keep_last=True),
-        spec=DataSpec(vocab_size=section.vocab_size, context=section.context),
+        train=part("train", section.stride or section.context, keep_last=False),
+        val=part("val", section.context, keep_last=True),
+        spec=DataSpec(vocab_size=vocab_size, context=section.context),
     )
+
+
+def _files(section: Tokens) -> dict[str, str]:
+    return {"train": section.train_file, "val": section.val_file}
+
+
+def _find(section: Tokens, part: str, name: str) -> tuple[ShardIndex, Store]:
+    """The shards of a part, or its one file as the only shard."""
+    if (found := find_shards(section, part)) is not None:
+        if found[0].format != "tokens":
+            raise UserError(
+                f"data.dir: the shards in {section.dir}/{part} are {found[0].format}, not tokens; "
+                "make them with shoal data shard --tokenizer"
+            )
+        return found
+    if is_remote(section.dir):
+        raise UserError(f"data.dir: no shards in {section.dir}/{part}; make them with shoal data shard --tokenizer")
+    folders = local_folders(section)
+    path = find_file(folders, [name])
+    if path is None:
+        raise UserError(
+            f"data.dir: {name} not found in {folders[0]} (also looked in {folders[1]}). Put {section.train_file} "
+            f"and {section.val_file} there: token ids one after the other as little-endian {section.dtype}, no "
+            f"header, as numpy.array(ids, dtype='<{np.dtype(section.dtype).str[1:]}').tofile('{name}') writes them."
+        )
+    index = ShardIndex("tokens", (Shard(path.name, count_tokens(path, section.dtype), path.stat().st_size),))
+    return index, LocalStore(path.parent, index)
 
 
 def count_tokens(path: Path, dtype: str) -> int:
@@ -61,38 +98,117 @@ def count_tokens(path: Path, dtype: str) -> int:
 
 
 class TokenDataset:
-    """Windows over a mapped file; the mapping is opened at the first batch, anew in every process that gets a copy."""
+    """Windows over files of ids. They are read by position and not mapped: mapped pages would count as memory."""
 
-    def __init__(self, path: Path, dtype: str, vocab_size: int, *, context: int, stride: int, keep_last: bool) -> None:
-        self.path = path
-        self.dtype = dtype
+    def __init__(
+        self,
+        index: ShardIndex,
+        store: Store,
+        dtype: str,
+        vocab_size: int,
+        *,
+        context: int,
+        stride: int,
+        keep_last: bool,
+    ) -> None:
+        self.index = index
+        self.store = store
+        self.dtype = np.dtype(index.about.get("dtype", dtype)).newbyteorder("<")
         self.vocab_size = vocab_size
         self.context = context
         self.stride = stride
-        self.num_windows = count_windows(count_tokens(path, dtype), context, stride, keep_last)
-        self._ids: np.ndarray | None = None
+        windows = [count_windows(shard.rows, context, stride, keep_last) for shard in index.shards]
+        self.starts = np.concatenate([[0], np.cumsum(windows, dtype=np.int64)])
+        self._open: OrderedDict[int, int] = OrderedDict()
+        """File descriptors by number of the shard."""
 
     def __len__(self) -> int:
-        return self.num_windows
+        return int(self.starts[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ids": None}  # pickling a memory map would copy the whole file
+        return {**self.__dict__, "_open": OrderedDict()}
 
     def batch(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of the windows at `indices`, checked to be below `vocab_size`."""
-        if self._ids is None:
-            self._ids = np.memmap(self.path, dtype=np.dtype(self.dtype).newbyteorder("<"), mode="r")
-        starts = indices * self.stride
-        inputs, targets = read_windows(self._ids, starts, self.context)
-        if max(int(inputs.max()), int(targets.max())) >= self.vocab_size:
-            self._refuse(starts, inputs, targets)
+        """Inputs and targets `[len(indices), context]`, int64, of the windows at `indices`."""
+        window = np.empty((len(indices), self.context + 1), dtype=self.dtype)
+        short: dict[int, int] = {}
+        bad: list[BadSample] = []
+        for place in np.argsort(indices, kind="stable").tolist():
+            number = int(indices[place])
+            try:
+                count = self._read(number, window[place])
+            except RowError as error:
+                bad.append(BadSample(number, self._where(number), str(error)))
+                continue
+            if count <= self.context:
+                short[place] = count
+        if bad:
+            raise BadSampleError(bad)
+        for place, count in short.items():
+            window[place, count:] = 0
+        ids = torch.from_numpy(window.astype(np.int64))
+        if int(ids.max()) >= self.vocab_size:
+            self._refuse(indices, ids)
+        # Copies, both: of a single row `contiguous` would give two views of the same memory.
+        inputs, targets = ids[:, :-1].clone(), ids[:, 1:].clone()
+        for place, count in short.items():
+            targets[place, max(0, count - 1) :] = IGNORE
         return inputs, targets
 
-    def _refuse(self, starts: np.ndarray, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        window = torch.cat([inputs, targets[:, -1:]], dim=1)
-        row, column = (int(place) for place in (window >= self.vocab_size).nonzero()[0])
+    def _place(self, number: int) -> tuple[int, int]:
+        """The shard of a window, and the token that it begins with."""
+        shard = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return shard, (number - int(self.starts[shard])) * self.stride
+
+    def _where(self, number: int) -> str:
+        shard, first = self._place(number)
+        return f"{self.store.where(shard)}, tokens from {first}"
+
+    def _read(self, number: int, window: np.ndarray) -> int:
+        """Fill a window; returns how many ids there were for it."""
+        shard, first = self._place(number)
+        count = min(len(window), self.index.shards[shard].rows - first)
+        size = self.dtype.itemsize
+        try:
+            read = os.preadv(self._descriptor(shard), [window[:count].data], first * size)
+        except OSError as error:
+            raise RowError(f"cannot be read: {error.strerror}") from error
+        if read != count * size:
+            raise RowError("the file ends too early")
+        return count
+
+    def _descriptor(self, shard: int) -> int:
+        if (descriptor := self._open.get(shard)) is not None:
+            self._open.move_to_end(shard)
+            return descriptor
+        descriptor = self._open[shard] = os.open(self.store.path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        if len(self._open) > MOST_OPEN:
+            os.close(self._open.popitem(last=False)[1])
+        return descriptor
+
+    def following(
+        self,
+        files: Iterator[tuple[int, list[int]]],
+        steps_ahead: int,
+        statistics: DataStatistics,
+        tell: Callable[[str], None],
+    ) -> contextlib.AbstractContextManager[Following]:
+        """Inside, shards are brought here before they are needed."""
+        return self.store.following(files, steps_ahead, statistics, tell)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _refuse(self, indices: np.ndarray, ids: torch.Tensor) -> None:
+        row, column = (int(place) for place in (ids >= self.vocab_size).nonzero()[0])
+        shard, first = self._place(int(indices[row]))
         raise UserError(
-            f"data.vocab_size: {self.path} holds token id {int(window[row, column])} at position "
-            f"{int(starts[row]) + column}, which is not below {self.vocab_size}; raise data.vocab_size to that of the "
-            f"tokenizer, or set data.dtype (now {self.dtype}) to what the file was written with"
+            f"data.vocab_size: {self.store.where(shard)} holds token id {int(ids[row, column])} at position "
+            f"{first + column}, which is not below {self.vocab_size}; raise data.vocab_size to that of the "
+            f"tokenizer, or set data.dtype (now {self.dtype.name}) to what the file was written with"
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import RunError, UserError
+from shoal.core.machine import usable_cores
 from shoal.core.sessions import kill_session
 from shoal.launch import policy
 from shoal.launch.account import Account, failure_of
@@ -27,7 +28,6 @@ from shoal.launch.local import check_shared, threads_of
 from shoal.launch.nursery import short_address
 from shoal.launch.policy import Failure
 from shoal.launch.run import Launch, Prepared
-from shoal.launch.sizes import usable_cores
 
 _AGENT = (
     "import ctypes, runpy, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "

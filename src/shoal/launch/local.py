@@ -3,8 +3,8 @@
 from typing import Any
 
 from shoal.core.errors import UserError
+from shoal.core.machine import usable_cores
 from shoal.launch.run import Launch, Prepared
-from shoal.launch.sizes import usable_cores
 
 _MOST_A_CORE = 4
 

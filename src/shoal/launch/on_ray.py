@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import UserError
+from shoal.core.machine import usable_cores
 from shoal.launch.environment import QUIET_RAY
 from shoal.launch.local import check_shared, threads_of
 from shoal.launch.nursery import Nursery, new_nursery_name
 from shoal.launch.policy import Size
 from shoal.launch.run import Launch, Prepared
-from shoal.launch.sizes import usable_cores
 
 _ANSWERS_WITHIN_S = 5.0
 _FOR_US = {signal.SIGTERM, signal.SIGHUP}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import RunError, UserError
+from shoal.core.machine import usable_cores
 from shoal.launch.environment import nccl_environment, network_environment
 from shoal.launch.run import Launch, Prepared, check_is_new
-from shoal.launch.sizes import usable_cores
 from shoal.observe.run_folder import append_event, event_record
 from shoal.observe.runs import read_events
 from shoal.recipe.load import check_tree

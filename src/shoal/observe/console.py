@@ -128,6 +128,8 @@ _WORDS = {
     "upload_failed": "step {step} is not uploaded yet, and stays in the run's folder until it is: {message}",
     "upload_recovered": "step {step} is uploaded: the store takes checkpoints again",
     "warning": "warning: {message}",
+    "data": "{message}",
+    "data_skipped": "{skipped} samples could not be read and were left out (data.on_error skip); the first: {first}",
     "early_stop": "stopping early at step {step}: {metric} has not improved on {best:.4f}",
     "print": "[rank {rank}] {line}",
     "starting": "{what}",

@@ -2,7 +2,6 @@
 every worker holds of a model whose micro-batches run one after the other."""
 
 import contextlib
-import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -13,6 +12,7 @@ from torch import nn
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
+from shoal.core.move import move as move  # noqa: PLC0414
 from shoal.core.objective import Count, LossResult, Measured, Objective, check_loss
 from shoal.core.parts import copy_own_part, is_distributed, shape_of
 from shoal.core.process import Process
@@ -79,7 +79,11 @@ class Replica:
         """Items of this worker's share, counted on the host, where the batches still are: no device is waited for."""
         count_items = self.objective.count
         assert count_items is not None
-        return sum(int(count_items(micro.data)) for micro in step.microbatches if micro.num_samples)
+        return sum(
+            micro.count if micro.count is not None else int(count_items(micro.data))
+            for micro in step.microbatches
+            if micro.num_samples
+        )
 
     def accumulate_over_workers(
         self,
@@ -318,18 +322,3 @@ def own_memory(model: nn.Module) -> None:
         is_whole = tensor.is_meta or is_distributed(tensor)
         if not is_whole and torch.empty_like(tensor, device="meta").stride() != tensor.stride():
             tensor.data = tensor.data.contiguous()
-
-
-def move(data: Any, device: torch.device) -> Any:
-    """A batch of any nesting with its tensors on `device`; copies from pinned memory overlap with compute."""
-    if isinstance(data, torch.Tensor):
-        return data.to(device, non_blocking=True)
-    if isinstance(data, dict):
-        moved = copy.copy(data)  # of its own kind, whatever it takes to make one
-        moved.update({key: move(value, device) for key, value in data.items()})
-        return moved
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(move(value, device) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(move(value, device) for value in data)
-    return data.to(device) if hasattr(data, "to") else data

@@ -8,7 +8,7 @@ from shoal.tasks.section import METRICS, CustomTask
 
 _DATA_FOR = {
     "image_classification": ("digits", "mnist", "fashion_mnist", "cifar10", "image_folder", "synthetic"),
-    "text_classification": ("agnews", "csv_text"),
+    "text_classification": ("agnews", "csv_text", "text_shards"),
     "language_modelling": ("shakespeare", "text", "tokens"),
 }
 _MODELS_FOR = {

@@ -5,9 +5,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from shoal.core.section import Section
 from shoal.recipe.schema import Recipe
 
-_FREE_DATA = {"dir", "workers", "download"}
+_FREE_DATA = {
+    *("dir", "workers", "download", "on_error", "transform_on", "resident"),
+    *("cache_dir", "cache_gb", "patience_s"),
+}
+_LATER_DATA = ("loader", "tokenizer", "window", "lanes", "mixup", "cutmix", "image", "label", "classes")
+"""Fields that earlier versions had not: at their defaults they are as good as absent, so that their runs go on."""
 
 
 def fixed_fields(recipe: Recipe) -> dict[str, str]:
@@ -15,11 +21,19 @@ def fixed_fields(recipe: Recipe) -> dict[str, str]:
     parts = {
         "task": recipe.task.model_dump(mode="json"),
         "model": recipe.model.model_dump(mode="json") if recipe.model is not None else None,
-        "data": recipe.data.model_dump(mode="json", exclude=_FREE_DATA) if recipe.data is not None else None,
+        "data": _fixed_data(recipe.data) if recipe.data is not None else None,
         "optim": {"name": recipe.optim.name},
         "train": {"global_batch": recipe.train.global_batch, "seed": recipe.train.seed},
     }
     return {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in _leaves(parts, "")}
+
+
+def _fixed_data(section: Section) -> dict[str, Any]:
+    fields = type(section).model_fields
+    free = _FREE_DATA | {
+        name for name in _LATER_DATA if name in fields and getattr(section, name) == fields[name].default
+    }
+    return section.model_dump(mode="json", exclude=free)
 
 
 def changed_field(before: dict[str, str], after: dict[str, str]) -> str | None:

@@ -1,13 +1,13 @@
 """What a recipe describes, built in memory: datasets, model, objective and training unit."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.batch import StepBatch
 from shoal.core.deferred import CannotDeferError, Deferred, check_others
 from shoal.core.errors import UserError
 from shoal.core.objective import Objective
@@ -16,7 +16,8 @@ from shoal.core.rng import capture_rng, derive_seed, restore_rng, seed_all
 from shoal.core.spec import DataSpec
 from shoal.data.build import build_datasets
 from shoal.data.dataset import Datasets, in_one_go
-from shoal.data.loader import evaluation_batches, train_batches
+from shoal.data.iterable import IterableRows
+from shoal.data.loader import Evaluation, train_batches
 from shoal.data.order import Order
 from shoal.data.section import OF_TASK
 from shoal.models.build import build_model
@@ -26,6 +27,7 @@ from shoal.parallel.unit import StepSettings, TrainUnit
 from shoal.recipe.identity import fixed_fields
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
+from shoal.train.feeding import Feeding, plan_feeding
 from shoal.train.initial import Described, describe
 from shoal.train.state import Identity
 
@@ -38,13 +40,22 @@ class Built:
     """With nothing left open."""
     unit: TrainUnit
     objective: Objective
-    datasets: Datasets
-    order: Order
+    feeding: Feeding
     num_parameters: int
     described: list[Described]
     """Every tensor of the model, as it was before it was divided."""
     identity: Identity
     warnings: list[str]
+
+    @property
+    def datasets(self) -> Datasets:
+        """Training and validation data."""
+        return self.feeding.datasets
+
+    @property
+    def order(self) -> Order:
+        """The order of the training samples."""
+        return self.feeding.order
 
     @property
     def micro_batch(self) -> int:
@@ -54,21 +65,26 @@ class Built:
     def batches(self, first: int, last: int) -> Generator[StepBatch]:
         """This worker's share of steps [first, last)."""
         return train_batches(
-            self.datasets.train, self.order, first, last, micro_batch=self.micro_batch, **self._loading()
+            self.datasets.train,
+            self.order,
+            first,
+            last,
+            rank=self.unit.data_rank,
+            world_size=self.unit.data_size,
+            micro_batch=self.micro_batch,
+            loading=self.feeding.train,
         )
 
-    def validation(self) -> Iterator[MicroBatch]:
+    def validation(self) -> Evaluation:
         """This worker's share of the validation set."""
-        batch = self.recipe.evaluate.batch or self.micro_batch
-        return evaluation_batches(self.datasets.val, batch=batch, seed=self.recipe.train.seed, **self._loading())
-
-    def _loading(self) -> dict[str, Any]:
-        return {
-            "rank": self.unit.data_rank,
-            "world_size": self.unit.data_size,
-            "workers": self.recipe.data.workers if self.recipe.data else 0,
-            "pin_memory": self.unit.device.type == "cuda",
-        }
+        return Evaluation(
+            self.datasets.val,
+            rank=self.unit.data_rank,
+            world_size=self.unit.data_size,
+            batch=self.recipe.evaluate.batch or self.micro_batch,
+            seed=self.recipe.train.seed,
+            loading=self.feeding.val,
+        )
 
 
 def build(recipe: Recipe, process: Process) -> Built:
@@ -87,9 +103,9 @@ def build(recipe: Recipe, process: Process) -> Built:
     unit = build_unit(recipe.parallel, model, objective, settings, process, initial)
     # From here on only the model draws, in the loop; each rank by itself, unless several compute the same.
     seed_all(derive_seed(seed, 2, unit.random_rank))
-    order = Order(len(datasets.train), recipe.train.global_batch, seed)
+    feeding = plan_feeding(recipe, datasets, objective, process)
     identity = Identity(len(datasets.train), fixed_fields(recipe))
-    return Built(recipe, unit, objective, datasets, order, num_parameters, described, identity, warnings)
+    return Built(recipe, unit, objective, feeding, num_parameters, described, identity, warnings)
 
 
 def step_settings(recipe: Recipe, world_size: int = 1) -> StepSettings:
@@ -118,7 +134,8 @@ def datasets_of(task: Any, recipe: Recipe) -> Datasets:
         if not isinstance(parts, Mapping) or "train" not in parts:
             raise UserError(f"task.name: datasets() of {recipe.task.name} should return {{'train': ..., 'val': ...}}")
         found = Datasets(parts["train"], parts.get("val"), DataSpec())
-    found = Datasets(in_one_go(found.train), in_one_go(found.val), found.spec)
+    seed = recipe.train.seed
+    found = Datasets(_adapted(found.train, seed), _adapted(found.val, seed), found.spec)
     for name, part in (("train", found.train), ("val", found.val)):
         if part is None and name == "val":
             continue
@@ -131,6 +148,18 @@ def datasets_of(task: Any, recipe: Recipe) -> Datasets:
             if watched is not None:
                 raise UserError(f"{name}: needs a validation dataset, and there is none; add one or remove this")
     return found
+
+
+def _adapted(dataset: Any, seed: int) -> Any:
+    """A dataset of the user's as one that the loaders read."""
+    if hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__") and not hasattr(dataset, "batch"):
+        if not hasattr(dataset, "__len__"):
+            raise UserError(
+                f"data: {type(dataset).__name__} can be gone through but has no __len__; say by that how many samples "
+                "an epoch has"
+            )
+        return IterableRows(dataset, seed)
+    return in_one_go(dataset)
 
 
 def _model_to_fill(

@@ -12,6 +12,7 @@ from shoal.observe.clock import Clock
 from shoal.observe.records import Observer, Report
 from shoal.parallel.unit import TrainUnit
 from shoal.recipe.schema import Recipe
+from shoal.train.data_watch import DataWatch
 from shoal.train.evaluate import check_watched, evaluate, named_for_validation
 from shoal.train.plan import Plan
 from shoal.train.save import Saving
@@ -37,6 +38,7 @@ class Training:
     items: str
     """What the loss counts: samples or tokens."""
     checkpoints: Saving
+    data: DataWatch
     saved_step: int | None
     observer: Observer
     stop: Callable[[], str | None]
@@ -76,6 +78,7 @@ def run_loop(run: Training) -> str:
                 clock.lap("checkpoint")
             if ending:
                 _count_items(run, window.read_all(run.group)[1])
+                run.data.report()
                 run.checkpoints.finish(ending)
                 clock.lap("checkpoint")
                 return ending
@@ -123,7 +126,7 @@ def report_training(run: Training, loss: float, count: int, lr: float) -> None:
     total_s = sum(run.clock.total_s.get(phase, 0.0) for phase in STEPPING)
     stepping_s = max(total_s - run.reported_stepping_s, 1e-9)
     run.reported_stepping_s = total_s
-    metrics = {"train_loss": loss, "lr": lr, **run.unit.report(), **run.checkpoints.report()}
+    metrics = {"train_loss": loss, "lr": lr, **run.unit.report(), **run.checkpoints.report(), **run.data.report()}
     metrics["samples_per_s"] = (run.state.samples - run.reported_samples) / stepping_s
     items = _count_items(run, count)
     if run.items != "samples":

@@ -12,7 +12,7 @@ from shoal.core.section import Section
 from shoal.core.spec import DataSpec
 from shoal.data import section as sections
 from shoal.data.dataset import Datasets, reads_batches
-from shoal.data.loader import read_items
+from shoal.data.read import read_items
 
 _KNOWN_IMAGES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 

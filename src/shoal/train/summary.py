@@ -48,6 +48,8 @@ def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | 
         "verdict": verdict(seconds),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
     }
+    waited_s = clock.total_s.get("data", 0.0)
+    summary["data"] = {"wait_share": round(waited_s / max(stepping_s, 1e-9), 4), **run.data.total}
     if status == "interrupted":
         summary["resume"] = resume_command(origin.run_dir)
     if run.items != "samples":

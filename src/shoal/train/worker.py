@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -18,6 +19,7 @@ from shoal.core.group import by_network
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
 from shoal.core.weights import weights_sha256
+from shoal.data.loader import Evaluation
 from shoal.observe.records import Observer, Observers, Report
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.runs import read_events
@@ -27,6 +29,7 @@ from shoal.parallel.unit import TrainUnit
 from shoal.train.agree import AgreedStop
 from shoal.train.announce import announce, worker_facts
 from shoal.train.build import Built, build
+from shoal.train.data_watch import DataWatch
 from shoal.train.failure import in_words
 from shoal.train.initial import Initial, fill
 from shoal.train.loop import Training, run_loop
@@ -81,12 +84,14 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
     observer = Observers(_FirstStep(request.on_first_step), *seen_by)
     is_made_here = False
     try:
+        built = _telling(built, request, observer, process)
         restored = _restore(request, built, folder, process)
         if restored.checkpoint is None and (init_from := request.loaded.recipe.train.init_from) is not None:
             restored.told.append(("initial_weights", _fill(built, init_from, process).to_record()))
         restored.told[:0] = settled.told
         saver = _saver(request, built, folder, observer, process)
-        run = _assemble(request, built, restored, saver, observer, process)
+        evaluation = built.validation() if built.datasets.val is not None else None
+        run = _assemble(request, built, evaluation, restored, saver, observer, process)
         if run.state.step > run.plan.num_steps:
             raise UserError(
                 f"train: the run is at step {run.state.step} already, beyond the {run.plan.num_steps} steps asked for; "
@@ -112,9 +117,30 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
         is_unused = is_made_here and run.first_step_s is None
         raise
     finally:
+        if evaluation is not None:
+            evaluation.close()
         folder.close()
         if is_unused:
             shutil.rmtree(request.run_dir, ignore_errors=True)
+
+
+def _telling(built: Built, request: RunRequest, observer: Observer, process: Process) -> Built:
+    """The same, where what is waited for is shown; being asked is a sign of life, so a long wait is not a hang."""
+
+    def tell(words: str) -> None:
+        request.stop()
+        if process.is_first:
+            observer.event("data", {"message": words})
+        else:
+            print(words, file=sys.stderr, flush=True)
+
+    feeding = built.feeding
+    told = dataclasses.replace(
+        feeding,
+        train=dataclasses.replace(feeding.train, tell=tell),
+        val=dataclasses.replace(feeding.val, tell=tell),
+    )
+    return dataclasses.replace(built, feeding=told)
 
 
 class _FirstStep:
@@ -181,6 +207,7 @@ def _saver(request: RunRequest, built: Built, folder: RunFolder, observer: Obser
 def _assemble(
     request: RunRequest,
     built: Built,
+    evaluation: Evaluation | None,
     restored: Restored,
     saver: Saver,
     observer: Observer,
@@ -193,6 +220,8 @@ def _assemble(
     def batches(step: int) -> Generator[StepBatch]:
         return built.batches(step, plan.num_steps)
 
+    watched = (built.feeding.train.statistics, *([evaluation.loading.statistics] if evaluation is not None else []))
+
     def own_stop() -> str | None:
         return request.stop() or saver.trouble()
 
@@ -200,7 +229,8 @@ def _assemble(
 
     def validation() -> Iterator[MicroBatch]:
         stop.anew()  # a batch takes another time than a step
-        yield from built.validation()
+        assert evaluation is not None
+        yield from evaluation.batches()
         stop.anew()
 
     evaluation_pending = plan.evaluation_pending(state.step, state.evaluated_step)
@@ -210,9 +240,10 @@ def _assemble(
         state=state,
         unit=built.unit,
         batches=batches,
-        validation=validation if built.datasets.val is not None else None,
+        validation=validation if evaluation is not None else None,
         items=built.objective.items,
         checkpoints=Checkpoints(saver, built.unit, state, process, built.identity, order),
+        data=DataWatch(watched, process.group, observer),
         # What was resumed needs no saving again, unless its evaluation is still to come.
         saved_step=resumed.step if resumed is not None and not evaluation_pending else None,
         observer=observer,

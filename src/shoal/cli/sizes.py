@@ -1,0 +1,27 @@
+"""Sizes as people write them on a command line, and as they read them."""
+
+import math
+import re
+
+from shoal.core.errors import UserError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_LARGE = ((12, "TB"), (9, "GB"), (6, "MB"))
+_SHOWN = 40
+
+
+def parse_size(text: str, option: str) -> int:
+    """`64MiB`, `500 MB`, `2GiB` or a number of bytes."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    size = float(match.group(1)) * _UNITS.get(match.group(2), 0) if match else 0.0
+    if not 1 <= size < math.inf:
+        shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+        raise UserError(f"{option}: {shown} is not a size; give one such as 64MiB, 500MB or 2GiB")
+    return int(size)
+
+
+def in_units(num_bytes: int) -> str:
+    """`31.6 kB`, `4.2 GB`"""
+    size, unit = next(((10**power, unit) for power, unit in _LARGE if num_bytes >= 10**power), (1000, "kB"))
+    return f"{num_bytes / size:,.1f} {unit}"

@@ -1,0 +1,104 @@
+"""A dataset in shards: any sample by its number, from whichever file it is in."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from shoal.data.bad_samples import BadSample, BadSampleError
+from shoal.data.shards.index import ShardIndex
+from shoal.data.shards.opened import HELD_BYTES, OPEN, OpenShard, RowError
+from shoal.data.shards.store import Following, Store
+from shoal.data.statistics import DataStatistics
+
+_UNPACKED = 4
+"""How much larger rows of parquet may be in memory than in their file."""
+MOST_OPEN = 256
+"""Shards that a process keeps open."""
+
+
+class ShardedRows:
+    """Rows of all shards by number: those of the first shard first. Goes to other processes with nothing open."""
+
+    def __init__(self, index: ShardIndex, store: Store) -> None:
+        self.index = index
+        self.store = store
+        self.starts = np.concatenate([[0], np.cumsum(index.rows)])
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self.index.num_rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def where(self, number: int) -> str:
+        """File and row of a sample, for messages."""
+        shard, row = self.place(number)
+        return f"{self.store.where(shard)}, row {row}" if self.index.rows[shard] > 1 else self.store.where(shard)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The shard of a sample and its row there."""
+        shard = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return shard, number - int(self.starts[shard])
+
+    def limits(self, window: int, lanes: int) -> tuple[int, int]:
+        """A window and lanes that the format bears: of parquet, whole row groups of all of a window are in memory."""
+        if self.index.format != "parquet":
+            return window, lanes
+        bytes_a_row = max(1, self.index.num_bytes // self.index.num_rows)
+        return max(1, min(window, HELD_BYTES // (_UNPACKED * bytes_a_row))), 1
+
+    def rows(self, indices: np.ndarray, made: Callable[[dict[str, Any], int], Any]) -> list[Any]:
+        """What `made` makes of each row and its place in `indices`; it raises RowError where it cannot.
+
+        All that cannot be read are told of together. Rows of one shard are read together, in the order they have there.
+        """
+        found: list[Any] = [None] * len(indices)
+        bad: list[BadSample] = []
+        for place in np.argsort(indices, kind="stable").tolist():
+            number = int(indices[place])
+            shard, row = self.place(number)
+            try:
+                found[place] = made(self._shard(shard).row(row), place)
+            except RowError as error:
+                bad.append(BadSample(number, self.where(number), str(error)))
+        if bad:
+            raise BadSampleError(sorted(bad, key=lambda sample: sample.index))
+        return found
+
+    def _shard(self, number: int) -> OpenShard:
+        if (shard := self._open.get(number)) is not None:
+            self._open.move_to_end(number)
+            return shard
+        shard = self._opened(number)
+        self._open[number] = shard
+        if len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        return shard
+
+    def _opened(self, number: int) -> OpenShard:
+        for attempt in (1, 2):  # a cache may delete a file before it is open
+            try:
+                return OPEN[self.index.format](self.store.path(number))
+            except OSError as error:
+                if attempt == 2:
+                    raise RowError(f"cannot be opened: {error.strerror}") from error
+        raise AssertionError("not reached")
+
+    def following(
+        self,
+        files: Iterator[tuple[int, list[int]]],
+        steps_ahead: int,
+        statistics: DataStatistics,
+        tell: Callable[[str], None],
+    ) -> contextlib.AbstractContextManager[Following]:
+        """Inside, shards are brought here before they are needed."""
+        return self.store.following(files, steps_ahead, statistics, tell)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        while self._open:
+            self._open.popitem()[1].close()

@@ -1,0 +1,39 @@
+"""What the workers of a run noticed of its data, as one: told as it comes up, and in the summary."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shoal.core.group import Group
+from shoal.data.statistics import MOST_NAMED, DataStatistics
+from shoal.observe.records import Observer
+
+
+@dataclass
+class DataWatch:
+    """Adds up over the workers, whenever they report; every worker must ask at the same step."""
+
+    statistics: tuple[DataStatistics, ...]
+    """This worker's: of training and of validation."""
+    group: Group
+    observer: Observer
+    total: dict[str, Any] = field(default_factory=dict)
+    """Over all workers, as of the last report."""
+    _named: int = 0
+
+    def report(self) -> dict[str, float]:
+        """What is added to a report; samples that could not be read are named when they are new."""
+        own = [statistics.counts() for statistics in self.statistics]
+        names = list(own[0])
+        sums = self.group.sum(*(float(sum(counts[name] for counts in own)) for name in names))
+        before = self.total.get("skipped", 0)
+        self.total |= {name: int(value) for name, value in zip(names, sums, strict=True)}
+        if self.total["skipped"] > before:
+            self._name_them()
+        return {"data_skipped": float(self.total["skipped"])} if self.total["skipped"] else {}
+
+    def _name_them(self) -> None:
+        own = [asdict(bad) for statistics in self.statistics for bad in statistics.named]
+        named = [bad for part in self.group.gather(own) for bad in part]
+        self.total["first_skipped"] = [f"{bad['where']}: {bad['why']}" for bad in named[:MOST_NAMED]]
+        fields = {"skipped": self.total["skipped"], "named": self.total["first_skipped"]}
+        self.observer.event("data_skipped", fields | {"first": fields["named"][0] if fields["named"] else ""})

@@ -1,0 +1,91 @@
+"""How the data of a run reaches its workers: which loader, in which order, by how many processes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal.core.errors import UserError
+from shoal.core.machine import usable_cores
+from shoal.core.objective import Objective
+from shoal.core.process import Process
+from shoal.data.choose import Kind, Streaming, choose_loader, make_order
+from shoal.data.dataset import Datasets, MemoryDataset
+from shoal.data.iterable import IterableRows
+from shoal.data.loader import Loading
+from shoal.data.order import Order
+from shoal.data.section import TaskData
+from shoal.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What reads the two parts of a dataset."""
+
+    datasets: Datasets
+    kind: Kind
+    order: Order
+    train: Loading
+    val: Loading
+
+
+def plan_feeding(recipe: Recipe, datasets: Datasets, objective: Objective, process: Process) -> Feeding:
+    """Decide how the data is read; which samples a step has follows from the recipe alone."""
+    section: Any = recipe.data or TaskData()
+    device = process.device
+    kind = choose_loader(section.loader, datasets.train)
+    if getattr(section, "resident", False):
+        datasets = _resident(datasets, section.workers, device)
+    streaming = Streaming(getattr(section, "window", _WINDOW), getattr(section, "lanes", 1))
+    order = make_order(datasets.train, kind, recipe.train.global_batch, recipe.train.seed, streaming)
+    is_moved = device.type == "cuda" and not _is_on(datasets.train, device)
+    on_device = section.transform_on != "cpu" and is_moved and objective.count is None
+
+    def loading(dataset: Any) -> Loading:
+        workers = section.workers
+        if workers == "auto" and choose_loader(_like(section.loader, dataset), dataset) == "memory":
+            workers = 0
+        most = max(1, usable_cores() // process.local_world_size)
+        if isinstance(dataset, IterableRows):
+            most = 1
+            if workers != "auto" and workers > 1:
+                raise UserError(f"data.workers: {workers} would each go through a whole iterable dataset; set 1 or 0")
+        return Loading(
+            workers=workers,
+            most_workers=most,
+            pin_memory=is_moved,
+            on_error=section.on_error,
+            device=device if is_moved else None,
+            transform_on_device=on_device,
+            count=objective.count if is_moved else None,
+        )
+
+    return Feeding(datasets, kind, order, loading(datasets.train), loading(datasets.val))
+
+
+_WINDOW = 16_384
+
+
+def _like(asked: str, dataset: Any) -> str:
+    """What is asked for the training data need not fit the validation data."""
+    return "auto" if dataset is None or asked in ("stream", "ray") else asked
+
+
+def _resident(datasets: Datasets, workers: int | str, device: torch.device) -> Datasets:
+    if device.type != "cuda":
+        raise UserError("data.resident: is for the memory of a GPU, and this run has none; leave it out")
+    if workers not in ("auto", 0):
+        raise UserError(f"data.workers: {workers} processes cannot read what is in the memory of the GPU; leave it out")
+
+    def moved(dataset: Any) -> Any:
+        if dataset is None:
+            return None
+        if not isinstance(dataset, MemoryDataset):
+            raise UserError(f"data.resident: {type(dataset).__name__} is not held as tensors; leave it out")
+        return dataset.to(device)
+
+    return Datasets(moved(datasets.train), moved(datasets.val), datasets.spec)
+
+
+def _is_on(dataset: Any, device: torch.device) -> bool:
+    return isinstance(dataset, MemoryDataset) and dataset.tensors[0].device == device
