@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from shoal.core.batch import StepBatch
 from shoal.core.deferred import CannotDeferError, Deferred, check_others
@@ -152,7 +153,8 @@ def datasets_of(task: Any, recipe: Recipe) -> Datasets:
 
 def _adapted(dataset: Any, seed: int) -> Any:
     """A dataset of the user's as one that the loaders read."""
-    if hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__") and not hasattr(dataset, "batch"):
+    by_number = hasattr(dataset, "__getitem__") or hasattr(dataset, "batch")
+    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not by_number):
         if not hasattr(dataset, "__len__"):
             raise UserError(
                 f"data: {type(dataset).__name__} can be gone through but has no __len__; say by that how many samples "

@@ -58,7 +58,7 @@ def _find_remote(section: "ImageFolder | TextShards | Tokens", part: str) -> tup
     of_a_window = min(1.0, section.window / max(1, index.num_rows)) * index.num_bytes
     if of_a_window > cache_bytes and section.name != "tokens":
         raise UserError(
-            f"data.cache_gb: a window of {section.window:,} samples is about {of_a_window / _GB:.1f} GB of files, "
+            f"data.cache_gb: a window of {section.window:,} samples is about {of_a_window / _GB:.3g} GB of files, "
             f"which do not fit into {section.cache_gb:g}; raise it, or lower data.window"
         )
     cache = expand_home(section.cache_dir)

@@ -1,0 +1,153 @@
+"""A worker's connection to Ray, and what the cluster has room for."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import UserError
+from shoal.data.ray_data.travel import last_line
+
+NAMESPACE = "shoal-data"
+GROWS_WITHIN_S = 900.0
+"""How long a cluster with an autoscaler may take to bring machines."""
+ROOM_WITHIN_S = 60.0
+_ANSWERS_WITHIN_S = 5.0
+_LOOK_EVERY_S = 0.5
+_NO_CLUSTER = "data.loader: ray needs a Ray cluster: --launcher ray or --address"
+
+
+class _Connection:
+    """How many users this process's connection to Ray has, where it was made here."""
+
+    lock = threading.Lock()
+    users = 0
+    is_ours = False
+
+
+@contextlib.contextmanager
+def connected(address: str | None = None) -> Iterator[Any]:
+    """Ray, connected; what was connected here is let go by the last who uses it.
+
+    A program's own connection is used where there is one, else the cluster at `address`, else the one that
+    `RAY_ADDRESS` names. No cluster is ever started: it would be one for each worker.
+    """
+    with _Connection.lock:
+        ray = _ray(address)
+        if not ray.is_initialized():
+            _connect(ray, _address(address))
+            _Connection.users, _Connection.is_ours = 0, True
+        _Connection.users += 1
+    try:
+        yield ray
+    finally:
+        with _Connection.lock:
+            _Connection.users -= 1
+            if not _Connection.users and _Connection.is_ours:
+                _Connection.is_ours = False
+                with _signals_kept():
+                    ray.shutdown()
+
+
+def _ray(address: str | None) -> Any:
+    """The package, imported with the settings that the cluster needs."""
+    if "ray" not in sys.modules:
+        host = _host_and_port(_address(address))[0]
+        # Ray looks at this when it is imported, and would take another address of this machine for loopback.
+        is_loopback = host.startswith("127.") or host == "localhost"
+        with _environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if is_loopback else {}):
+            import ray
+    else:
+        import ray
+    return ray
+
+
+def _address(address: str | None) -> str:
+    found = address or os.environ.get("RAY_ADDRESS")
+    if not found:
+        raise UserError(_NO_CLUSTER)
+    if "://" in found:
+        raise UserError(f"data.loader: ray reads over an address like HOST:PORT, not {found!r}; use --launcher ray")
+    return found
+
+
+def _connect(ray: Any, address: str) -> None:
+    host, port = _host_and_port(address)
+    if port:
+        try:  # Ray itself would try for minutes
+            socket.create_connection((host, port), timeout=_ANSWERS_WITHIN_S).close()
+        except OSError as error:
+            raise UserError(f"{_NO_CLUSTER}; nobody answers at {address} ({error.strerror or error})") from error
+    has_token = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    has_token = has_token or (Path.home() / ".ray" / "auth_token").is_file()
+    settings = {"RAY_USAGE_STATS_ENABLED": "0"} | ({"RAY_AUTH_MODE": "token"} if has_token else {})
+    with _environment(settings), _signals_kept():
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="CRITICAL")
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise UserError(f"{_NO_CLUSTER}; {address} does not let us in: {last_line(error)}") from error
+
+
+def _host_and_port(address: str) -> tuple[str, int | None]:
+    host, _, port = address.rpartition(":")
+    return (host, int(port)) if host and port.isascii() and port.isdigit() else ("", None)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Variables that Ray reads when it connects, unless they are set; what Ray itself sets does not stay either."""
+    fresh = {name: value for name, value in values.items() if name not in os.environ}
+    ours = {*fresh, "PYTHONBREAKPOINT"} - os.environ.keys()
+    os.environ.update(fresh)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """What this process does on a signal stays as it was: Ray would end it on a SIGTERM, without a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def grows(ray: Any) -> bool:
+    """Whether the cluster has an autoscaler; there is no public way to ask."""
+    return bool(ray._private.state.state.get_cluster_config())
+
+
+def no_room(ray: Any, cpus: float, why: str = "") -> UserError:
+    """What to tell when nothing can start."""
+    free, there = ray.available_resources().get("CPU", 0.0), ray.cluster_resources().get("CPU", 0.0)
+    return UserError(
+        f"data.loader: the cluster has no room for a reader of {cpus:g} CPU: {free:g} of {there:g} CPU are free"
+        f"{why and '; the last one could not start: ' + why}. Add machines, which need no GPU, or leave some CPUs to "
+        "the readers: fewer workers, or a smaller cluster.cpus_per_worker"
+    )
+
+
+def await_room(ray: Any, cpus: float = 1.0) -> None:
+    """Wait until something could run: Ray Data would wait for ever, without a word."""
+    began, most_s = time.monotonic(), None
+    while ray.available_resources().get("CPU", 0.0) < cpus:
+        if most_s is None:
+            most_s = GROWS_WITHIN_S if grows(ray) else ROOM_WITHIN_S
+        if time.monotonic() - began > most_s:
+            raise no_room(ray, cpus)
+        time.sleep(_LOOK_EVERY_S)
