@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PEERS := .venv-peers
+PEERS_PINS := src/shoal/bench/peers/requirements.txt
+PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train test test-all check install format schema clean
+.PHONY: train test test-all check install format schema peers clean
 
 train: $(VENV)/.base
 	$(BIN)/shoal train --workers 2
@@ -50,5 +53,15 @@ schema: install
 	$(BIN)/python -m shoal.recipe.json_schema docs/recipe.schema.json
 	$(BIN)/python -m shoal.recipe.field_tables docs/recipe-reference.md
 
+# What `shoal bench data --files` is measured against and does not go together with Shoal's own packages. torch goes
+# first, alone, for the reason above; without dependencies nothing can bring another one, or torchvision.
+peers: $(PEERS)/.done
+
+$(PEERS)/.done: $(PEERS_PINS)
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS_PIP) --constraint $(PEERS_PINS) torch
+	$(PEERS_PIP) --no-deps --requirement $(PEERS_PINS)
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

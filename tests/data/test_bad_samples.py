@@ -77,7 +77,7 @@ def test_the_same_take_their_place_whoever_reads_and_wherever_they_begin(workers
             )
             for rank in range(world_size)
         ]
-        joined = [sum(step, []) for step in zip(*parts, strict=True)]
+        joined = [[n for part in step for n in part] for step in zip(*parts, strict=True)]
         assert [step for number, step in enumerate(joined) if number % 7 != 6] == [
             step for number, step in enumerate(reference) if number % 7 != 6
         ], "but for the short last step, which may hold stand-ins"
@@ -139,7 +139,8 @@ def test_errors_of_all_that_cannot_be_read_together_are_raised():
 def test_the_words_of_a_bad_sample():
     error = BadSampleError([BadSample(3, "a.tar, row 3", "is not JSON")])
     assert str(error) == (
-        "data.dir: a.tar, row 3: is not JSON; replace it or remove it, or leave such samples out with data.on_error=skip"
+        "data.dir: a.tar, row 3: is not JSON; replace it or remove it, "
+        "or leave such samples out with data.on_error=skip"
     )
 
 

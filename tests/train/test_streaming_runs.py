@@ -110,9 +110,7 @@ def test_skipped_samples_are_in_the_events_the_metrics_and_the_summary(train_her
     path = shards / "train" / "shard-00001.tar"
     path.write_bytes(path.read_bytes()[:6000])
     overrides = {"data.dir": str(shards), "data.workers": workers}
-    with pytest.raises(
-        RunError, match=r"^data.dir: .*shard-00001.tar, row \d+: .*ends too early.*data.on_error=skip$"
-    ):
+    with pytest.raises(RunError, match=r"^data.dir: .*shard-00001.tar, row \d+: .*ends too early.*data.on_error=skip$"):
         train_here(RECIPE, overrides=overrides)
     summary = train_here(RECIPE, overrides=overrides | {"data.on_error": "skip"})
     found = summary["data"]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from shoal.core.errors import UserError
 from shoal.data.build import build_datasets
 from shoal.data.dataset import reads_batches
-from shoal.data.loader import train_batches
+from shoal.data.loader import Loading, train_batches
 from shoal.data.order import Order
 from shoal.parallel.numerics import torch_settings
 from shoal.recipe.schema import Recipe
@@ -30,13 +30,14 @@ def measure(recipe: Recipe, rounds: int, max_samples: int = 60_000) -> dict[str,
         raise UserError(f"data.name: {recipe.data.name} is read item by item, so there is nothing to compare")
     size = min(len(dataset), max_samples)
     batch = recipe.train.global_batch
-    workers = recipe.data.workers
+    # What a run does by itself with data in memory: no processes.
+    loading = Loading(workers=0 if recipe.data.workers == "auto" else recipe.data.workers)
     order = Order(size, batch, recipe.train.seed)
     ready = TensorDataset(*dataset.batch(np.arange(size), 0))
     loader = DataLoader(ready, batch_size=batch, shuffle=True, num_workers=0)
 
     def ours() -> int:
-        steps = train_batches(dataset, order, 0, order.steps_per_epoch, micro_batch=batch, workers=workers)
+        steps = train_batches(dataset, order, 0, order.steps_per_epoch, micro_batch=batch, loading=loading)
         return sum(step.num_samples for step in steps)
 
     def theirs() -> int:

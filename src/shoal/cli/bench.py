@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shoal.cli.words import WORDS, recipes_and_overrides
+from shoal.core.errors import UserError
 from shoal.core.storage import to_json_line
 from shoal.recipe.load import LoadedRecipe, load_recipe
+
+if TYPE_CHECKING:
+    from shoal.bench.data_side_by_side import FileSettings
 
 _OUT = click.option("-o", "--out", default="bench", metavar="DIR", help="Where JSON and plot go (default: bench).")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
@@ -46,11 +50,43 @@ def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_j
 
 @command.command("data")
 @WORDS
+@click.option("--files", type=click.Choice(["images", "tokens"]), help="Read such files, beside all peers.")
+@click.option("--only", metavar="NAME,...", help="With --files: measure these alone, for example shoal_map,dataloader.")
 @click.option("--rounds", default=5, type=click.IntRange(1), help="Epochs of each loader, in turns (default: 5).")
+@click.option("--workers", type=click.IntRange(1), help="With --files: loader processes of each (default: one a core).")
+@click.option("--samples", type=click.IntRange(1), help="With --files: how many (default: 2000 images, 50000 windows).")
+@click.option("--dir", "folder", metavar="DIR", help="With --files: keep them here, and use what is here already.")
+@click.option("--peers", metavar="PYTHON", help="With --files: interpreter with the peers (default: of `make peers`).")
 @_OUT
 @_JSON
-def data_command(words: tuple[str, ...], rounds: int, out: str, as_json: bool) -> int:
-    """Samples a second of Shoal's loader against torch's DataLoader. Without RECIPE: synthetic_mlp."""
+def data_command(
+    words: tuple[str, ...],
+    files: str | None,
+    only: str | None,
+    rounds: int,
+    workers: int | None,
+    samples: int | None,
+    folder: str | None,
+    peers: str | None,
+    out: str,
+    as_json: bool,
+) -> int:
+    """Samples a second of Shoal's loader against torch's DataLoader, from memory. Without RECIPE: synthetic_mlp.
+
+    With --files: of the first epoch from files on the local disk, each contender in a process of its own: Shoal,
+    torch's DataLoader, Ray Data, MosaicML Streaming and LitData; the last two are installed by `make peers`.
+    """
+    if files is not None:
+        if words:
+            raise UserError(f"--files: makes its own data, and takes no recipe; leave out {' '.join(words)}")
+        place = Path(folder) if folder is not None else None
+        from shoal.bench.data_side_by_side import FileSettings
+
+        return _data_files(FileSettings(files, only, rounds, workers, samples, place, peers), out, as_json)
+    given = {"--only": only, "--workers": workers, "--samples": samples, "--dir": folder, "--peers": peers}
+    for option, value in given.items():
+        if value is not None:
+            raise UserError(f"{option}: is for files; add --files images or --files tokens, or leave it out")
     from shoal.bench.data import measure
     from shoal.bench.results import keep
 
@@ -63,6 +99,17 @@ def data_command(words: tuple[str, ...], rounds: int, out: str, as_json: bool) -
         ("ratio", f"{result['ratio']:.2f}"),
     ]
     return _tell(result, rows, keep(Path(out), f"data-{recipe.name}", result, bars, "samples/s"), as_json)
+
+
+def _data_files(settings: "FileSettings", out: str, as_json: bool) -> int:
+    from shoal.bench.data_side_by_side import file_notes, file_table, measure_files
+    from shoal.bench.results import keep
+
+    result = measure_files(settings, _say)
+    bars = {name: row["rate"] for name, row in result["contenders"].items()}
+    written = keep(Path(out), f"data-{settings.files}", result, bars, result["unit"])
+    _print_table(file_table(result), as_json)
+    return _tell(result, file_notes(result), written, as_json)
 
 
 @command.command("scaling")
@@ -242,7 +289,7 @@ def _print_table(rows: list[list[str]], as_json: bool) -> None:
 
 def _tell(result: dict[str, Any], rows: list[tuple[str, str]], written: list[Path], as_json: bool) -> int:
     for name, value in rows:
-        click.echo(f"{name:12}{value}", err=as_json)
+        click.echo(f"{name:13}{value}", err=as_json)
     click.echo("written to " + ", ".join(map(str, written)), err=True)
     if as_json:
         click.echo(to_json_line(result))

@@ -82,6 +82,8 @@ def _build_custom(section: sections.CustomData) -> Datasets:
 
 
 def _check_sized(dataset: Any, what: str) -> None:
+    if type(dataset).__module__.startswith(("ray.data.", "shoal.data.ray_data")):
+        return  # counting its rows may take a while, and is done once for all workers
     try:
         num_samples = len(dataset)
     except TypeError as error:

@@ -9,6 +9,7 @@ from shoal.core.errors import UserError
 from shoal.data.dataset import MemoryDataset
 from shoal.data.iterable import IterableRows
 from shoal.data.order import Order
+from shoal.data.ray_data import RayRows
 from shoal.data.shards.sharded import ShardedRows
 from shoal.data.shuffle import Windows
 from shoal.data.tokens import TokenDataset
@@ -27,7 +28,7 @@ class Streaming:
 
 def choose_loader(asked: str, dataset: Any) -> Kind:
     """The loader that a recipe asks for, checked against the data; or what `auto` comes to."""
-    is_ray = hasattr(dataset, "ray_rows")
+    is_ray = isinstance(dataset, RayRows)
     num_files = len(starts) - 1 if (starts := getattr(dataset, "starts", None)) is not None else 0
     if asked == "auto":
         if is_ray:
@@ -61,5 +62,5 @@ def make_order(dataset: Any, kind: Kind, global_batch: int, seed: int, streaming
             window, lanes = dataset.limits(window, lanes)
         windows = Windows(np.diff(dataset.starts), window, lanes)
         return Order(len(dataset), global_batch, seed, windows)
-    is_shuffled = not isinstance(dataset, IterableRows) and not hasattr(dataset, "ray_rows")
+    is_shuffled = not isinstance(dataset, IterableRows | RayRows)
     return Order(len(dataset), global_batch, seed, is_shuffled=is_shuffled)

@@ -16,6 +16,7 @@ from shoal.data.device import DeviceFeed
 from shoal.data.how_many import HowMany
 from shoal.data.order import Order
 from shoal.data.processes import Reader, open_reader
+from shoal.data.ray_data import RayRows
 from shoal.data.read import Answer, OnError, Reading
 from shoal.data.requests import Request, evaluation_requests, step_requests
 from shoal.data.shuffle import Windowed
@@ -92,7 +93,7 @@ class Evaluation:
     ) -> None:
         self.dataset = dataset
         self.loading = loading or Loading()
-        self._requests = evaluation_requests(len(dataset), rank, world_size, batch)
+        self._requests = _evaluation_requests(dataset, rank, world_size, batch)
         is_raw = _is_raw(dataset, self.loading)
         reading = Reading(dataset, seed, self.loading.on_error, is_raw, is_evaluation=True)
         self._answers = _Answers(reading, self.loading)
@@ -114,6 +115,15 @@ class Evaluation:
         self._answers.close()
 
 
+def _evaluation_requests(dataset: Any, rank: int, world_size: int, batch: int) -> list[Request]:
+    """Shares of the whole; of rows that come one after the other, a share of every so many."""
+    if not isinstance(dataset, RayRows):
+        return evaluation_requests(len(dataset), rank, world_size, batch)
+    order = Order(len(dataset), world_size * batch, 0, is_shuffled=False)
+    steps = step_requests(order, 0, order.steps_per_epoch, rank, world_size, batch)
+    return list(chain.from_iterable(steps))
+
+
 def evaluation_batches(dataset: Any, **settings: Any) -> Generator[MicroBatch]:
     """One pass of `Evaluation`."""
     evaluation = Evaluation(dataset, **settings)
@@ -128,7 +138,8 @@ class _Answers:
         self.reading = reading
         self.loading = loading
         self._how_many = HowMany(loading.most_workers) if loading.workers == "auto" else None
-        self._reader = self._open(loading.workers if isinstance(loading.workers, int) else 0)
+        self._reader: Reader | None = None
+        """Opened when it is first needed: validation may come late, or never."""
 
     def _open(self, count: int) -> Reader:
         self.loading.statistics.workers = count
@@ -138,6 +149,8 @@ class _Answers:
         self, requests_from: Callable[[int], Iterator[list[Request]]], start: int
     ) -> Generator[list[tuple[Request, Answer]]]:
         """The answers to the lists of requests from number `start` on."""
+        if self._reader is None:
+            self._reader = self._open(self.loading.workers if isinstance(self.loading.workers, int) else 0)
         # A reader runs ahead of the loop, so it has an iterator of its own over the same requests.
         answers = self._reader.answers(chain.from_iterable(requests_from(start)))
         for number, requests in enumerate(requests_from(start), start):
@@ -157,7 +170,9 @@ class _Answers:
 
     def close(self) -> None:
         """End what reads."""
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
 
 def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> Iterator[list[MicroBatch]]:

@@ -36,7 +36,7 @@ class InLine:
         """One at a time."""
         for request in requests:
             answer = self.reading.answer(request)
-            yield _pinned(answer) if self.pin_memory else answer
+            yield pinned(answer) if self.pin_memory else answer
 
     def close(self) -> None:
         """Nothing to end."""
@@ -129,7 +129,8 @@ def _prepare_worker(worker_id: int) -> None:
     signal.signal(signal.SIGTERM, on_terminate)
 
 
-def _pinned(answer: Answer) -> Answer:
+def pinned(answer: Answer) -> Answer:
+    """The same with its tensors in memory that a GPU copies from by itself."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return answer._replace(batch=pin_memory(answer.batch))  # type: ignore[no-untyped-call]

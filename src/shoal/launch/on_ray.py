@@ -12,11 +12,14 @@ from typing import Any
 
 from shoal.core.errors import UserError
 from shoal.core.machine import usable_cores
+from shoal.data.section import CustomData
 from shoal.launch.environment import QUIET_RAY
 from shoal.launch.local import check_shared, threads_of
 from shoal.launch.nursery import Nursery, new_nursery_name
 from shoal.launch.policy import Size
 from shoal.launch.run import Launch, Prepared
+from shoal.recipe.schema import Recipe
+from shoal.tasks.section import CustomTask
 
 _ANSWERS_WITHIN_S = 5.0
 _FOR_US = {signal.SIGTERM, signal.SIGHUP}
@@ -41,7 +44,8 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         if warm is not None:
             stack.callback(warm.close)
-        ray, dashboard_url = stack.enter_context(connected(cluster.workers, how))
+        readers = _readers_of(prepared.loaded.recipe)
+        ray, dashboard_url = stack.enter_context(connected(cluster.workers, how, readers))
         how.mark("connected")
         from shoal.launch.ray_crew import RayCrew  # not before: importing Ray fixes its settings
 
@@ -90,8 +94,11 @@ def _is_initialized() -> bool:
 
 
 @contextlib.contextmanager
-def connected(workers: int, how: Launch) -> Iterator[tuple[Any, str | None]]:
-    """Ray, connected to the cluster that was asked for, and where its dashboard is; what began here ends with it."""
+def connected(workers: int, how: Launch, readers: int = 0) -> Iterator[tuple[Any, str | None]]:
+    """Ray, connected to the cluster that was asked for, and where its dashboard is; what began here ends with it.
+
+    `readers`: processes that read data beside the workers, for which a Ray of our own must have room.
+    """
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     host, port = _host_and_port(how.address)
     if how.address is None or host.startswith("127.") or host == "localhost":
@@ -104,7 +111,7 @@ def connected(workers: int, how: Launch) -> Iterator[tuple[Any, str | None]]:
     if how.address is not None and _has_token():
         settings["RAY_AUTH_MODE"] = "token"  # connecting, Ray does not always look for it by itself
     with _environment(settings), _signals_kept():
-        ray, context = _ray(workers, how)
+        ray, context = _ray(workers, how, readers)
     try:
         yield ray, getattr(context, "dashboard_url", None)
     finally:
@@ -152,7 +159,7 @@ def _has_token() -> bool:
     )
 
 
-def _ray(workers: int, how: Launch) -> tuple[Any, Any]:
+def _ray(workers: int, how: Launch, readers: int) -> tuple[Any, Any]:
     """Ray, and what `ray.init` returned, if it was called here."""
     try:
         import ray
@@ -164,22 +171,33 @@ def _ray(workers: int, how: Launch) -> tuple[Any, Any]:
     quiet = {"log_to_driver": how.verbose, "logging_level": "INFO" if how.verbose else "CRITICAL"}
     if how.address is None:
         with _without_idle_parts(how):
-            return ray, _start(ray, workers, how.dashboard, quiet)
+            return ray, _start(ray, workers, readers, how.dashboard, quiet)
     return ray, _connect(ray, how.address, quiet)
 
 
-def _start(ray: Any, workers: int, dashboard: bool, quiet: dict[str, Any]) -> Any:
+def _readers_of(recipe: Recipe) -> int:
+    """Processes that will read data on the cluster: as many as the recipe says, or one for a Ray Dataset that a user's
+    own code may bring."""
+    data = recipe.data
+    if data is not None and data.loader == "ray":
+        each = data.workers if isinstance(data.workers, int) else 2
+        return (max(1, each) + 1) * recipe.cluster.workers  # one of validation besides
+    is_own_code = isinstance(recipe.task, CustomTask) or isinstance(data, CustomData)
+    return int(is_own_code and (data is None or data.loader == "auto"))
+
+
+def _start(ray: Any, workers: int, readers: int, dashboard: bool, quiet: dict[str, Any]) -> Any:
     # Ray's processes are in our process group: a SIGTERM to all of it, or a closed terminal, is ours to answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_US)
     try:
         return ray.init(
             address="local",
-            num_cpus=max(usable_cores(), workers),
+            num_cpus=max(usable_cores(), workers) + readers,
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",
             # Nobody else has a business with this Ray.
             _node_ip_address="127.0.0.1",
-            object_store_memory=128 << 20,
+            object_store_memory=(512 if readers else 128) << 20,
             **quiet,
         )
     except Exception as error:  # a bare one too, where a busy machine is too slow for Ray's own limits

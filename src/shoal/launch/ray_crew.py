@@ -38,7 +38,9 @@ class RayAgent(Agent):
         for name, value in QUIET_RAY.items():  # meant for Ray, which has read it, and not for what the worker starts
             if os.environ.get(name) == value:
                 del os.environ[name]
-        return super().start(job | self.device())
+        # Where the data is read by the cluster too, the trainer joins it as a program of its own.
+        environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address} | job["environment"]
+        return super().start(job | self.device() | {"environment": environment})
 
     def device(self) -> dict[str, int]:
         """Whether Ray has given this actor a GPU, and its number: it sees no other, so it is always the first."""

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 from shoal.core.batch import StepBatch
 from shoal.core.deferred import CannotDeferError, Deferred, check_others
 from shoal.core.errors import UserError
+from shoal.core.group import Group
 from shoal.core.objective import Objective
 from shoal.core.process import Process
 from shoal.core.rng import capture_rng, derive_seed, restore_rng, seed_all
@@ -20,6 +21,7 @@ from shoal.data.dataset import Datasets, in_one_go
 from shoal.data.iterable import IterableRows
 from shoal.data.loader import Evaluation, train_batches
 from shoal.data.order import Order
+from shoal.data.ray_data import RayRows
 from shoal.data.section import OF_TASK
 from shoal.models.build import build_model
 from shoal.parallel.build import CAN_FILL, Initial, build_unit, choose_strategy
@@ -93,7 +95,7 @@ def build(recipe: Recipe, process: Process) -> Built:
     seed = recipe.train.seed
     seed_all(derive_seed(seed, 0))
     task = build_task(recipe.task)
-    datasets = datasets_of(task, recipe)
+    datasets = datasets_of(task, recipe, process.group)
     seed_all(derive_seed(seed, 1))
     warnings = _unused_sections(task, recipe)
     model, initial = _model_to_fill(task, recipe, datasets.spec, process, warnings)
@@ -104,7 +106,7 @@ def build(recipe: Recipe, process: Process) -> Built:
     unit = build_unit(recipe.parallel, model, objective, settings, process, initial)
     # From here on only the model draws, in the loop; each rank by itself, unless several compute the same.
     seed_all(derive_seed(seed, 2, unit.random_rank))
-    feeding = plan_feeding(recipe, datasets, objective, process)
+    feeding = plan_feeding(recipe, datasets, objective, process, unit.data_size)
     identity = Identity(len(datasets.train), fixed_fields(recipe))
     return Built(recipe, unit, objective, feeding, num_parameters, described, identity, warnings)
 
@@ -124,8 +126,8 @@ def step_settings(recipe: Recipe, world_size: int = 1) -> StepSettings:
     )
 
 
-def datasets_of(task: Any, recipe: Recipe) -> Datasets:
-    """The task's own datasets, or those of the data section."""
+def datasets_of(task: Any, recipe: Recipe, group: Group | None = None) -> Datasets:
+    """The task's own datasets, or those of the data section. Every worker of `group` must call this."""
     if not hasattr(task, "datasets"):
         if recipe.data is None or recipe.data.name == OF_TASK:
             raise UserError(f"data: is required, because {recipe.task.name} has no method datasets()")
@@ -137,13 +139,9 @@ def datasets_of(task: Any, recipe: Recipe) -> Datasets:
         found = Datasets(parts["train"], parts.get("val"), DataSpec())
     seed = recipe.train.seed
     found = Datasets(_adapted(found.train, seed), _adapted(found.val, seed), found.spec)
-    for name, part in (("train", found.train), ("val", found.val)):
-        if part is None and name == "val":
-            continue
-        if not hasattr(part, "__len__") or not (hasattr(part, "batch") or hasattr(part, "__getitem__")):
-            raise UserError(f"data: the {name} dataset ({type(part).__name__}) needs __len__ and __getitem__")
-        if len(part) == 0:
-            raise UserError(f"data: the {name} dataset is empty")
+    _check_part("train", found.train, group or Group())
+    if found.val is not None:
+        _check_part("val", found.val, group or Group())
     if found.val is None:
         for name, watched in (("early_stop", recipe.early_stop), ("checkpoint.metric", recipe.checkpoint.metric)):
             if watched is not None:
@@ -151,8 +149,21 @@ def datasets_of(task: Any, recipe: Recipe) -> Datasets:
     return found
 
 
+def _check_part(name: str, part: Any, group: Group) -> None:
+    if isinstance(part, RayRows):
+        part.count_once(group)
+    elif not hasattr(part, "__len__") or not (hasattr(part, "batch") or hasattr(part, "__getitem__")):
+        raise UserError(f"data: the {name} dataset ({type(part).__name__}) needs __len__ and __getitem__")
+    if len(part) == 0:
+        raise UserError(f"data: the {name} dataset is empty")
+
+
 def _adapted(dataset: Any, seed: int) -> Any:
     """A dataset of the user's as one that the loaders read."""
+    if type(dataset).__module__.startswith("ray.data."):
+        return RayRows(dataset)
+    if isinstance(dataset, RayRows):
+        return dataset
     by_number = hasattr(dataset, "__getitem__") or hasattr(dataset, "batch")
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not by_number):
         if not hasattr(dataset, "__len__"):

@@ -14,8 +14,11 @@ from shoal.data.dataset import Datasets, MemoryDataset
 from shoal.data.iterable import IterableRows
 from shoal.data.loader import Loading
 from shoal.data.order import Order
+from shoal.data.processes import open_reader
 from shoal.data.section import TaskData
 from shoal.recipe.schema import Recipe
+from shoal.train.plan import make_plan
+from shoal.train.ray_feed import RayFeed
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,11 @@ class Feeding:
     val: Loading
 
 
-def plan_feeding(recipe: Recipe, datasets: Datasets, objective: Objective, process: Process) -> Feeding:
-    """Decide how the data is read; which samples a step has follows from the recipe alone."""
+def plan_feeding(
+    recipe: Recipe, datasets: Datasets, objective: Objective, process: Process, data_size: int = 1
+) -> Feeding:
+    """Decide how the data is read, by `data_size` workers that each have a share of it; which samples a step has
+    follows from the recipe alone. Every worker must call this."""
     section: Any = recipe.data or TaskData()
     device = process.device
     kind = choose_loader(section.loader, datasets.train)
@@ -41,10 +47,19 @@ def plan_feeding(recipe: Recipe, datasets: Datasets, objective: Objective, proce
     is_moved = device.type == "cuda" and not _is_on(datasets.train, device)
     on_device = section.transform_on != "cpu" and is_moved and objective.count is None
 
-    def loading(dataset: Any) -> Loading:
+    batch = recipe.evaluate.batch or recipe.micro_batch(data_size)
+    by_ray = {
+        "train": RayFeed(recipe.train.global_batch, make_plan(recipe, order.steps_per_epoch).num_steps),
+        "val": RayFeed(batch * data_size, 1),
+    }
+
+    def loading(part: str, dataset: Any) -> Loading:
         workers = section.workers
-        if workers == "auto" and choose_loader(_like(section.loader, dataset), dataset) == "memory":
+        kind = choose_loader(_like(section.loader, dataset), dataset) if dataset is not None else "memory"
+        if kind == "memory" and workers == "auto":
             workers = 0
+        if kind == "ray":
+            workers = 1 if part == "val" else _RAY_READERS if workers == "auto" else max(1, workers)
         most = max(1, usable_cores() // process.local_world_size)
         if isinstance(dataset, IterableRows):
             most = 1
@@ -58,17 +73,20 @@ def plan_feeding(recipe: Recipe, datasets: Datasets, objective: Objective, proce
             device=device if is_moved else None,
             transform_on_device=on_device,
             count=objective.count if is_moved else None,
+            open_reader=by_ray[part].opener(part, dataset, process, order) if kind == "ray" else open_reader,
         )
 
-    return Feeding(datasets, kind, order, loading(datasets.train), loading(datasets.val))
+    return Feeding(datasets, kind, order, loading("train", datasets.train), loading("val", datasets.val))
 
 
 _WINDOW = 16_384
+_RAY_READERS = 2
 
 
 def _like(asked: str, dataset: Any) -> str:
     """What is asked for the training data need not fit the validation data."""
-    return "auto" if dataset is None or asked in ("stream", "ray") else asked
+    is_odd = asked == "stream" or (asked == "ray" and isinstance(dataset, IterableRows))
+    return "auto" if is_odd else asked
 
 
 def _resident(datasets: Datasets, workers: int | str, device: torch.device) -> Datasets:

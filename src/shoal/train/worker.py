@@ -26,6 +26,7 @@ from shoal.observe.runs import read_events
 from shoal.parallel.build import choose_strategy
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.unit import TrainUnit
+from shoal.recipe.schema import Recipe
 from shoal.train.agree import AgreedStop
 from shoal.train.announce import announce, worker_facts
 from shoal.train.build import Built, build
@@ -65,7 +66,7 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     if not _ONE_RUN.acquire(blocking=False):
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
     try:
-        with settings, pinning:
+        with settings, pinning, _joined_to_ray(recipe):
             settled = settle(recipe, process, request.run_dir)
             built = build(settled.recipe, process)
             request.marks["built"] = round(time.time() - request.started, 3)
@@ -74,6 +75,15 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         raise in_words(error, request.run_dir, recipe.micro_batch(process.world_size)) from error.__cause__
     finally:
         _ONE_RUN.release()
+
+
+def _joined_to_ray(recipe: Recipe) -> contextlib.AbstractContextManager[Any]:
+    """Where Ray reads the data: connected before the user's code is, which would start a Ray of its own."""
+    if recipe.data is None or recipe.data.loader != "ray":
+        return contextlib.nullcontext()
+    from shoal.data.ray_data import connected
+
+    return connected()
 
 
 def _train(request: RunRequest, built: Built, settled: Settled, process: Process) -> dict[str, Any]:

@@ -204,7 +204,8 @@ class RayReaders:
                 raise StoppedError
             if most_s is None:
                 most_s = GROWS_WITHIN_S if grows(self._ray) else ROOM_WITHIN_S
-            if time.monotonic() - began > most_s:
+            waited_s = time.monotonic() - began
+            if waited_s > most_s and (waited_s > GROWS_WITHIN_S or not self._has_room()):
                 raise no_room(self._ray, self._cpus, self._trouble)
         asked = [reference for place in self._places for reference in place.asked]
         if asked:
@@ -212,6 +213,10 @@ class RayReaders:
             for place in self._places:
                 place.asked = [reference for reference in place.asked if reference not in done]
         return min((place for place in self._places if place.is_ready), key=lambda place: len(place.asked))
+
+    def _has_room(self) -> bool:
+        """Whether it is not for want of CPUs that no reader is there: on a busy machine they take long to start."""
+        return bool(self._ray.available_resources().get("CPU", 0.0) >= self._cpus)
 
     def _look(self, timeout_s: float) -> None:
         """See which have come up meanwhile."""
