@@ -43,7 +43,7 @@ def build(job: Job) -> Iterator[Batch]:
     dataset = build_datasets(section, _SEED).train
     kind = choose_loader(section.loader, dataset)
     order = make_order(dataset, kind, job.batch, _SEED, Streaming(section.window, section.lanes))
-    loading = Loading(workers=job.workers)
+    loading = Loading(workers=job.workers, transform_on_device=True)
     steps = train_batches(dataset, order, 0, order.steps_per_epoch, micro_batch=job.batch, loading=loading)
     return (microbatch.data for step in steps for microbatch in step.microbatches)
 

@@ -57,6 +57,7 @@ def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_j
 @click.option("--samples", type=click.IntRange(1), help="With --files: how many (default: 2000 images, 50000 windows).")
 @click.option("--dir", "folder", metavar="DIR", help="With --files: keep them here, and use what is here already.")
 @click.option("--peers", metavar="PYTHON", help="With --files: interpreter with the peers (default: of `make peers`).")
+@click.option("--train", "model", metavar="MODEL", help="Train this on images that are read, and on one batch alone.")
 @_OUT
 @_JSON
 def data_command(
@@ -68,6 +69,7 @@ def data_command(
     samples: int | None,
     folder: str | None,
     peers: str | None,
+    model: str | None,
     out: str,
     as_json: bool,
 ) -> int:
@@ -75,7 +77,12 @@ def data_command(
 
     With --files: of the first epoch from files on the local disk, each contender in a process of its own: Shoal,
     torch's DataLoader, Ray Data, MosaicML Streaming and LitData; the last two are installed by `make peers`.
+
+    With --train resnet50: how fast that trains on JPEG images from an image folder and from shards, as a share of how
+    fast it trains on a batch that stays on the device; on a GPU where there is one.
     """
+    if model is not None:
+        return _data_train(model, rounds, workers, samples, folder, out, as_json)
     if files is not None:
         if words:
             raise UserError(f"--files: makes its own data, and takes no recipe; leave out {' '.join(words)}")
@@ -99,6 +106,25 @@ def data_command(
         ("ratio", f"{result['ratio']:.2f}"),
     ]
     return _tell(result, rows, keep(Path(out), f"data-{recipe.name}", result, bars, "samples/s"), as_json)
+
+
+def _data_train(
+    model: str, rounds: int, workers: int | None, samples: int | None, folder: str | None, out: str, as_json: bool
+) -> int:
+    from shoal.bench.data_train import TrainSettings, measure_training, verdict
+    from shoal.bench.results import keep
+
+    place = Path(folder) if folder is not None else None
+    settings = TrainSettings(model=model, rounds=rounds, workers=workers, folder=place)
+    result = measure_training(replace(settings, samples=samples) if samples else settings, _say)
+    result["verdict"] = verdict(result)
+    written = keep(Path(out), f"data-train-{model}", result, result["samples_per_s"], "samples/s")
+    rows = [["", "samples/s", "to synthetic", "reading alone"]]
+    for name, rate in result["samples_per_s"].items():
+        ratio, alone = result["ratios"].get(name), result["reading_samples_per_s"].get(name)
+        rows.append([name, f"{rate:,.0f}", f"{ratio:.1%}" if ratio else "", f"{alone:,.0f}" if alone else ""])
+    _print_table(rows, as_json)
+    return _tell(result, [("verdict", result["verdict"])], written, as_json)
 
 
 def _data_files(settings: "FileSettings", out: str, as_json: bool) -> int:

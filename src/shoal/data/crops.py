@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from shoal.core.recycled import RECYCLED
 from shoal.core.rng import sample_uniforms
 from shoal.data.decode import Box, decode_crop
 
@@ -49,9 +51,9 @@ class Crops:
     size: int
     augment_seed: int | None
 
-    def empty(self, count: int) -> np.ndarray:
-        """Room for so many squares, uint8 [count, size, size, 3]."""
-        return np.empty((count, self.size, self.size, 3), dtype=np.uint8)
+    def empty(self, count: int) -> torch.Tensor:
+        """Room for so many squares, uint8 [count, 3, size, size]."""
+        return RECYCLED.empty((count, 3, self.size, self.size), torch.uint8)
 
     def draws(self, indices: np.ndarray, epoch: int) -> Any:
         """What is random of each sample, given to `cut`."""
@@ -59,10 +61,13 @@ class Crops:
             return [None] * len(indices)
         return sample_uniforms(self.augment_seed, epoch, indices, NUM_DRAWS)
 
-    def cut(self, content: bytes, draws: np.ndarray | None, out: np.ndarray) -> None:
+    def cut(self, content: bytes, draws: np.ndarray | None, out: torch.Tensor) -> None:
         """Decode an image and write its square to `out`; raises CannotDecodeError."""
         if draws is None:
-            out[:] = decode_crop(content, lambda width, height: middle_box(width, height, self.size), self.size)
-            return
-        square = decode_crop(content, lambda width, height: random_crop_box(width, height, draws), self.size)
-        out[:] = square[:, ::-1] if draws[-1] < 0.5 else square
+            square = decode_crop(content, lambda width, height: middle_box(width, height, self.size), self.size)
+        else:
+            square = decode_crop(content, lambda width, height: random_crop_box(width, height, draws), self.size)
+        pixels = torch.from_numpy(square)
+        if draws is not None and draws[-1] < 0.5:
+            pixels = pixels.flip(1)
+        out.copy_(pixels.permute(2, 0, 1))

@@ -117,7 +117,7 @@ class ImageFolderDataset:
                 bad.append(BadSample(index, str(path), f"cannot be read: {error.strerror}"))
         if bad:
             raise BadSampleError(bad, "replace the image or delete it")
-        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(self.labels[indices])
+        return images, torch.from_numpy(self.labels[indices])
 
     def batch(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images float32 [B, 3, size, size] and labels."""

@@ -88,7 +88,7 @@ class ImageShards(ShardedRows):
             return label
 
         labels = self.rows(indices, made)
-        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(labels)
+        return images, torch.tensor(labels)
 
     def _label(self, row: dict[str, Any]) -> int:
         if self.index.format != "folder":

@@ -38,10 +38,10 @@ class Loading:
     """As many at most as `auto` may take."""
     pin_memory: bool = False
     on_error: OnError = "fail"
-    device: torch.device | None = None
-    """Move batches there ahead of time; None leaves them where they are."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Move batches there ahead of time."""
     transform_on_device: bool = False
-    """Have the transforms of whole batches computed there."""
+    """Have the transforms of whole batches computed there, rather than by whoever reads."""
     count: Callable[[Any], Any] | None = None
     """Counts the items of a batch, while it is still on the host."""
     open_reader: OpenReader = open_reader
@@ -177,11 +177,14 @@ class _Answers:
 
 def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> Iterator[list[MicroBatch]]:
     """Micro-batches, moved to the device where one is given: a step ahead, so that copying and computing overlap."""
-    if loading.device is None:
-        for step in answered:
-            yield [_micro_batch(answer.batch, answer, loading) for _, answer in step]
-        return
     feed = DeviceFeed(loading.device, transform_of(dataset) if _is_raw(dataset, loading) else None)
+    if loading.device.type == "cpu":
+        for step in answered:
+            yield [
+                _micro_batch(feed.send(answer.batch, answer.indices, request.epoch).batch, answer, loading)
+                for request, answer in step
+            ]
+        return
     waiting = None
     for step in answered:
         sent = []
@@ -196,7 +199,7 @@ def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> 
 
 
 def _is_raw(dataset: Any, loading: Loading) -> bool:
-    return loading.device is not None and loading.transform_on_device and transform_of(dataset) is not None
+    return loading.transform_on_device and transform_of(dataset) is not None
 
 
 def _micro_batch(data: Any, answer: Answer, loading: Loading) -> MicroBatch:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from shoal.core.errors import UserError
+from shoal.core.memory import keep_freed_memory
 from shoal.data.read import Answer, Reading
 from shoal.data.requests import Request
 
@@ -124,6 +125,7 @@ def _prepare_worker(worker_id: int) -> None:
         signal.alarm(60)
 
     os.setpgid(0, 0)
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, on_terminate)

@@ -45,7 +45,8 @@ def plan_feeding(
     streaming = Streaming(getattr(section, "window", _WINDOW), getattr(section, "lanes", 1))
     order = make_order(datasets.train, kind, recipe.train.global_batch, recipe.train.seed, streaming)
     is_moved = device.type == "cuda" and not _is_on(datasets.train, device)
-    on_device = section.transform_on != "cpu" and is_moved and objective.count is None
+    is_resident = _is_on(datasets.train, device) and device.type == "cuda"
+    on_device = section.transform_on != "cpu" and not is_resident and objective.count is None
 
     batch = recipe.evaluate.batch or recipe.micro_batch(data_size)
     by_ray = {
@@ -70,7 +71,7 @@ def plan_feeding(
             most_workers=most,
             pin_memory=is_moved,
             on_error=section.on_error,
-            device=device if is_moved else None,
+            device=device if is_moved else torch.device("cpu"),
             transform_on_device=on_device,
             count=objective.count if is_moved else None,
             open_reader=by_ray[part].opener(part, dataset, process, order) if kind == "ray" else open_reader,

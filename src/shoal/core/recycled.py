@@ -1,0 +1,52 @@
+"""Memory for large tensors that come and go: what one has let go of, the next one gets.
+
+A large piece of memory that is asked for anew is handed out page by page as it is first written to, and given back when
+it is let go of. For a batch of images that costs more than filling it.
+"""
+
+import math
+import threading
+import weakref
+
+import numpy as np
+import torch
+
+_LEAST_BYTES = 1 << 20
+"""Smaller ones are the allocator's business, which keeps them by itself."""
+_KEPT = 4
+"""Pieces of one size that are kept while nobody has them."""
+
+
+class Recycled:
+    """Hands out tensors, and takes their memory back when nobody has them any more; safe with threads and forks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor on the CPU whose values are whatever was there."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < _LEAST_BYTES:
+            return torch.empty(shape, dtype=dtype)
+        with self._lock:
+            kept = self._free.setdefault(size, [])
+            memory = kept.pop() if kept else np.empty(size, dtype=np.uint8)
+        # The tensor, and all that is made of it, holds on to this view of the memory, and to nothing else.
+        view = memory[:]
+        weakref.finalize(view, self._take_back, memory).atexit = False
+        return torch.from_numpy(view).view(dtype).view(shape)
+
+    def _take_back(self, memory: np.ndarray) -> None:
+        # Without waiting: this may be called in the midst of `empty`, by the collector of garbage.
+        if self._lock.acquire(blocking=False):
+            try:
+                kept = self._free.setdefault(len(memory), [])
+                if len(kept) < _KEPT:
+                    kept.append(memory)
+            finally:
+                self._lock.release()
+
+
+RECYCLED = Recycled()
+"""For the whole process."""
