@@ -39,6 +39,8 @@ class Contender:
     """Over what it shuffles as it is built here, which is its default for training."""
     prepares: bool = False
     """Whether it has a format of its own, which its script writes."""
+    in_line: bool = False
+    """Reads in the process that trains, whatever the number of processes that the others have."""
 
     @property
     def is_shoal(self) -> bool:
@@ -55,6 +57,9 @@ CONTENDERS = {
     ),
     "shoal_map": Contender("data_shoal", "Shoal: image folder, file of ids"),
     "dataloader": Contender("peers.data_dataloader", "torch DataLoader: image folder, mapped file of ids"),
+    "dataloader_in_line": Contender(
+        "peers.data_dataloader", "torch DataLoader without processes", files=("tokens",), in_line=True
+    ),
     "ray_data": Contender(
         *("peers.data_ray", "Ray Data: Parquet", ("ray", "pyarrow", "pandas")),
         shuffles="the files",
@@ -155,7 +160,7 @@ def _call(bench: Bench, name: str, own: Path, arguments: Sequence[str]) -> dict[
             "--batch",
             str(bench.batch),
             "--workers",
-            str(bench.workers),
+            str(0 if contender.in_line else bench.workers),
             "--parent",
             str(os.getpid()),
             *arguments,

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.bench.peers.data_clock import Batch, Job, main
 from shoal.bench.peers.data_samples import CONTEXT, SIZE, VOCAB_SIZE, shard_bytes
+from shoal.core.process import choose_device
 from shoal.data.build import build_datasets
 from shoal.data.choose import Streaming, choose_loader, make_order
 from shoal.data.loader import Loading, train_batches
@@ -43,7 +44,11 @@ def build(job: Job) -> Iterator[Batch]:
     dataset = build_datasets(section, _SEED).train
     kind = choose_loader(section.loader, dataset)
     order = make_order(dataset, kind, job.batch, _SEED, Streaming(section.window, section.lanes))
-    loading = Loading(workers=job.workers, transform_on_device=True)
+    # As a run does by itself: what is cheap to read needs no processes, and a GPU has whole batches transformed on it.
+    workers = 0 if kind == "memory" else job.workers
+    device = choose_device(None)
+    on_gpu = device.type == "cuda"
+    loading = Loading(workers=workers, pin_memory=on_gpu, device=device, transform_on_device=True)
     steps = train_batches(dataset, order, 0, order.steps_per_epoch, micro_batch=job.batch, loading=loading)
     return (microbatch.data for step in steps for microbatch in step.microbatches)
 

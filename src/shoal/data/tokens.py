@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from shoal.core.errors import UserError
+from shoal.core.recycled import RECYCLED
 from shoal.core.spec import DataSpec
 from shoal.data.bad_samples import BadSample, BadSampleError
 from shoal.data.dataset import Datasets
@@ -114,6 +115,7 @@ class TokenDataset:
         self.index = index
         self.store = store
         self.dtype = np.dtype(index.about.get("dtype", dtype)).newbyteorder("<")
+        self._item_bytes = self.dtype.itemsize
         self.vocab_size = vocab_size
         self.context = context
         self.stride = stride
@@ -133,12 +135,13 @@ class TokenDataset:
         window = np.empty((len(indices), self.context + 1), dtype=self.dtype)
         short: dict[int, int] = {}
         bad: list[BadSample] = []
-        for place in np.argsort(indices, kind="stable").tolist():
-            number = int(indices[place])
+        shards = np.searchsorted(self.starts, indices, side="right") - 1
+        firsts = (indices - self.starts[shards]) * self.stride
+        for place, (shard, first) in enumerate(zip(shards.tolist(), firsts.tolist(), strict=True)):
             try:
-                count = self._read(number, window[place])
+                count = self._read(shard, first, window[place])
             except RowError as error:
-                bad.append(BadSample(number, self._where(number), str(error)))
+                bad.append(BadSample(int(indices[place]), self._where(int(indices[place])), str(error)))
                 continue
             if count <= self.context:
                 short[place] = count
@@ -146,11 +149,11 @@ class TokenDataset:
             raise BadSampleError(bad)
         for place, count in short.items():
             window[place, count:] = 0
-        ids = torch.from_numpy(window.astype(np.int64))
-        if int(ids.max()) >= self.vocab_size:
-            self._refuse(indices, ids)
-        # Copies, both: of a single row `contiguous` would give two views of the same memory.
-        inputs, targets = ids[:, :-1].clone(), ids[:, 1:].clone()
+        if len(indices) and int(window.max()) >= self.vocab_size:
+            self._refuse(indices, window)
+        inputs, targets = (RECYCLED.empty((len(indices), self.context), torch.int64) for _ in range(2))
+        np.copyto(inputs.numpy(), window[:, :-1])
+        np.copyto(targets.numpy(), window[:, 1:])
         for place, count in short.items():
             targets[place, max(0, count - 1) :] = IGNORE
         return inputs, targets
@@ -164,11 +167,10 @@ class TokenDataset:
         shard, first = self._place(number)
         return f"{self.store.where(shard)}, tokens from {first}"
 
-    def _read(self, number: int, window: np.ndarray) -> int:
-        """Fill a window; returns how many ids there were for it."""
-        shard, first = self._place(number)
-        count = min(len(window), self.index.shards[shard].rows - first)
-        size = self.dtype.itemsize
+    def _read(self, shard: int, first: int, window: np.ndarray) -> int:
+        """Fill a window from token `first` of a shard on; returns how many ids there were for it."""
+        count = min(self.context + 1, self.index.shards[shard].rows - first)
+        size = self._item_bytes
         try:
             read = os.preadv(self._descriptor(shard), [window[:count].data], first * size)
         except OSError as error:
@@ -179,7 +181,6 @@ class TokenDataset:
 
     def _descriptor(self, shard: int) -> int:
         if (descriptor := self._open.get(shard)) is not None:
-            self._open.move_to_end(shard)
             return descriptor
         descriptor = self._open[shard] = os.open(self.store.path(shard), os.O_RDONLY | os.O_CLOEXEC)
         if len(self._open) > MOST_OPEN:
@@ -204,8 +205,8 @@ class TokenDataset:
     def __del__(self) -> None:
         self.close()
 
-    def _refuse(self, indices: np.ndarray, ids: torch.Tensor) -> None:
-        row, column = (int(place) for place in (ids >= self.vocab_size).nonzero()[0])
+    def _refuse(self, indices: np.ndarray, ids: np.ndarray) -> None:
+        row, column = (int(place) for place in np.argwhere(ids >= self.vocab_size)[0])
         shard, first = self._place(int(indices[row]))
         raise UserError(
             f"data.vocab_size: {self.store.where(shard)} holds token id {int(ids[row, column])} at position "

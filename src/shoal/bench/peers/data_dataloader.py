@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from shoal.bench.peers.data_clock import Job, main
+from shoal.bench.peers.data_clock import Job, has_gpu, main
 from shoal.bench.peers.data_samples import list_images, ready_image, ready_window, windows
 
 
@@ -39,7 +39,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def build(job: Job) -> Any:
     """Shuffled over all samples."""
     dataset: Dataset[Any] = Images(job) if job.files == "images" else Windows(job)
-    return DataLoader(dataset, batch_size=job.batch, shuffle=True, num_workers=job.workers)
+    return DataLoader(dataset, batch_size=job.batch, shuffle=True, num_workers=job.workers, pin_memory=has_gpu())
 
 
 if __name__ == "__main__":

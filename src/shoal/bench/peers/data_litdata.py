@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
-from shoal.bench.peers.data_clock import Batch, Job, main
+from shoal.bench.peers.data_clock import Batch, Job, has_gpu, main
 from shoal.bench.peers.data_samples import (
     CONTEXT,
     mixed_images,
@@ -71,7 +71,9 @@ def build(job: Job) -> Iterable[Batch]:
         dataset = Images(str(job.own), shuffle=True)
     else:
         dataset = Windows(str(job.own), item_loader=TokensLoader(block_size=CONTEXT + 1), shuffle=True)
-    loader: Iterable[Batch] = StreamingDataLoader(dataset, batch_size=job.batch, num_workers=job.workers)
+    loader: Iterable[Batch] = StreamingDataLoader(
+        dataset, batch_size=job.batch, num_workers=job.workers, pin_memory=has_gpu()
+    )
     return loader
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from shoal.bench.peers.data_clock import Batch, Job, main
+from shoal.bench.peers.data_clock import Batch, Job, has_gpu, main
 from shoal.bench.peers.data_samples import (
     CONTEXT,
     mixed_images,
@@ -70,7 +70,7 @@ def build(job: Job) -> Iterable[Batch]:
     """Shuffled by its default algorithm, in blocks of many shards."""
     kind = Images if job.files == "images" else Windows
     dataset = kind(local=str(job.own), shuffle=True, batch_size=job.batch)
-    return DataLoader(dataset, batch_size=job.batch, num_workers=job.workers)
+    return DataLoader(dataset, batch_size=job.batch, num_workers=job.workers, pin_memory=has_gpu())
 
 
 if __name__ == "__main__":
