@@ -81,6 +81,8 @@ def read_epoch(
     fingerprint: torch.Tensor | int = 0
     first_batch_s = 0.0
     batch: Batch | None = None
+    if has_gpu():
+        torch.zeros(1, device="cuda")  # seconds the first time, and no loader's fault
     began = time.perf_counter()
     for batch in map(_on_device, batches):
         use(batch)
