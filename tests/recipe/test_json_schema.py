@@ -65,6 +65,8 @@ def _fits_rule(value: Any, rule: str, argument: Any, schema: dict[str, Any]) -> 
             return not sized or len(value) <= argument
         case "pattern":
             return not isinstance(value, str) or re.search(argument, value) is not None
+        case "minLength":
+            return not isinstance(value, str) or len(value) >= argument
         case "minimum":
             return not number or value >= argument
         case "maximum":
