@@ -38,8 +38,8 @@ from shoal.bench.comm_trace import STEP, Span, innermost, merged, overlap, step_
 from shoal.bench.workers import Failure, explain, run_job, tell_failure
 from shoal.cli.main import run
 from shoal.core.errors import UserError
+from shoal.core.machine import usable_cores
 from shoal.core.process import Process
-from shoal.launch.sizes import usable_cores
 from shoal.recipe.load import load_recipe
 from tests.many import Ranks
 from tests.tiny import TINY, own_recipe, write_own_task, write_tiny

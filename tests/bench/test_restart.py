@@ -8,7 +8,7 @@ import pytest
 from shoal.bench.restart import measure, summed_up, table
 from shoal.cli.main import run
 from shoal.core.errors import UserError
-from shoal.launch.sizes import usable_cores
+from shoal.core.machine import usable_cores
 
 Capture = pytest.CaptureFixture[str]
 two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")

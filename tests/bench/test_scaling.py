@@ -21,7 +21,7 @@ from shoal.bench.scaling import (
 )
 from shoal.cli.main import run
 from shoal.core.errors import UserError
-from shoal.launch.sizes import usable_cores
+from shoal.core.machine import usable_cores
 from shoal.recipe.load import LoadedRecipe, load_recipe
 from tests.tiny import TINY, own_recipe, write_own_task, write_tiny
 

@@ -10,7 +10,7 @@ from shoal.bench.commands import choose, in_turns
 from shoal.bench.startup import CONTENDERS, PHASES, budget_table, measure, phases, summed_up, table
 from shoal.cli.main import run
 from shoal.core.errors import UserError
-from shoal.launch.sizes import usable_cores
+from shoal.core.machine import usable_cores
 
 Capture = pytest.CaptureFixture[str]
 two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")

@@ -28,7 +28,7 @@ def test_what_was_let_go_of_comes_again() -> None:
 def test_nothing_comes_again_while_anything_made_of_it_is_there() -> None:
     recycled = Recycled()
 
-    def kept(make):  # noqa: ANN001, ANN202
+    def kept(make):
         tensor = recycled.empty(SHAPE, torch.float32)
         tensor.fill_(1.0)
         return make(tensor), address(tensor)
