@@ -65,6 +65,13 @@ def test_no_more_is_kept_than_a_few() -> None:
     assert len(recycled._free[1 << 20]) == 4
 
 
+def test_of_many_sizes_the_oldest_go() -> None:
+    recycled = Recycled()
+    for number in range(40):
+        recycled.empty((1 << 25, 1 + number), torch.uint8)[0].fill_(0)
+    assert sum(size * len(pieces) for size, pieces in recycled._free.items()) <= max(512 << 20, 40 << 25)
+
+
 def test_by_many_threads() -> None:
     recycled, wrong = Recycled(), []
 

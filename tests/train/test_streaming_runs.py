@@ -110,24 +110,40 @@ def test_skipped_samples_are_in_the_events_the_metrics_and_the_summary(train_her
     path = shards / "train" / "shard-00001.tar"
     path.write_bytes(path.read_bytes()[:6000])
     overrides = {"data.dir": str(shards), "data.workers": workers}
-    with pytest.raises(RunError, match=r"^data.dir: .*shard-00001.tar, row \d+: .*ends too early.*data.on_error=skip$"):
+    with pytest.raises(UserError, match=r"^data.dir: .*shard-00001.tar has 6,000 bytes, and the index says .*=skip$"):
         train_here(RECIPE, overrides=overrides)
     summary = train_here(RECIPE, overrides=overrides | {"data.on_error": "skip"})
     found = summary["data"]
     lost = found["skipped"] // 2
     assert 0 < lost < 12 and found["skipped"] == 2 * lost, "as many in either epoch"
-    assert found["first_skipped"] and all("shard-00001.tar, row" in words for words in found["first_skipped"])
-    assert events(summary, "data_skipped")[-1]["skipped"] == found["skipped"]
+    assert len(found["first_skipped"]) == min(lost, 10), "each once"
+    assert all("shard-00001.tar, row" in words for words in found["first_skipped"])
+    assert events(summary, "data_skipped")[-1]["skipped"] <= found["skipped"]
     assert summary["step"] == 2 * 8, "48 samples by 6, whatever could not be read"
 
 
+def damage(path: Path, member: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    at = content.index(member) + 512
+    content[at : at + 60] = b"\0" * 60
+    path.write_bytes(content)
+
+
 def test_a_run_that_fails_by_a_sample_goes_on_when_such_are_skipped(train_here, shards, tmp_path):
-    path = shards / "train" / "shard-00002.tar"
-    path.write_bytes(path.read_bytes()[:6000])
+    damage(shards / "train" / "shard-00002.tar", b"000003.jpg")
     overrides = {"data.dir": str(shards), "data.on_error": "skip", "checkpoint.every_steps": 1}
     whole = train_here(RECIPE, overrides=overrides)
     run_dir = tmp_path / "run"
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match=r"shard-00002.tar, row 3: the image cannot be decoded .*data.on_error=skip$"):
         train_here(RECIPE, overrides=overrides | {"data.on_error": "fail"}, run_dir=run_dir)
     resumed = train_here(resume=run_dir, overrides={"data.on_error": "skip"})
     assert resumed["resumed_from_step"] and resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_other_shards_of_the_same_samples_are_refused_when_a_run_is_resumed(train_here, shards, tmp_path):
+    overrides = {"data.dir": str(shards), "train.epochs": 1}
+    train_here(RECIPE, overrides=overrides, run_dir=tmp_path / "run")
+    write_images(tmp_path / "other" / "train", [24, 24])
+    write_images(tmp_path / "other" / "val", [8, 8])
+    with pytest.raises(UserError, match=r"^data.dir: the samples are in other files"):
+        train_here(resume=tmp_path / "run", overrides={"data.dir": str(tmp_path / "other"), "train.epochs": 2})

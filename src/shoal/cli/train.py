@@ -227,6 +227,8 @@ def _print_table(summary: dict[str, Any]) -> None:
             table.add_row(name, format_metric(name, summary[name]))
     if summary["time_to_first_step_s"] is not None:
         table.add_row("time to first step", f"{summary['time_to_first_step_s']:.1f} s")
+    if skipped := summary.get("data", {}).get("skipped"):
+        table.add_row("not read", f"{skipped:,} times a sample was left out; the first are named in summary.json")
     table.add_row("verdict", summary["verdict"])
     table.add_row("weights", str(summary["weights_sha256"])[:16])
     table.add_row("run", summary["run_dir"])

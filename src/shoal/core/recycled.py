@@ -5,6 +5,7 @@ it is let go of. For a batch of images that costs more than filling it.
 """
 
 import math
+import os
 import threading
 import weakref
 
@@ -15,12 +16,18 @@ _LEAST_BYTES = 1 << 20
 """Smaller ones are the allocator's business, which keeps them by itself."""
 _KEPT = 4
 """Pieces of one size that are kept while nobody has them."""
+_KEPT_BYTES = 512 << 20
+"""And of all sizes; what was kept longest goes first."""
 
 
 class Recycled:
     """Hands out tensors, and takes their memory back when nobody has them any more; safe with threads and forks."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._free: dict[int, list[np.ndarray]] = {}
 
@@ -29,6 +36,8 @@ class Recycled:
         size = math.prod(shape) * dtype.itemsize
         if size < _LEAST_BYTES:
             return torch.empty(shape, dtype=dtype)
+        if self._process != os.getpid():  # a fork copies a lock as it is, also one that another thread has just taken
+            self._begin()
         with self._lock:
             kept = self._free.setdefault(size, [])
             memory = kept.pop() if kept else np.empty(size, dtype=np.uint8)
@@ -39,11 +48,12 @@ class Recycled:
 
     def _take_back(self, memory: np.ndarray) -> None:
         # Without waiting: this may be called in the midst of `empty`, by the collector of garbage.
-        if self._lock.acquire(blocking=False):
+        if self._process == os.getpid() and self._lock.acquire(blocking=False):
             try:
-                kept = self._free.setdefault(len(memory), [])
-                if len(kept) < _KEPT:
-                    kept.append(memory)
+                kept = self._free.pop(len(memory), [])
+                self._free[len(memory)] = [*kept[: _KEPT - 1], memory]  # the size that was used last comes last
+                while len(self._free) > 1 and sum(size * len(p) for size, p in self._free.items()) > _KEPT_BYTES:
+                    del self._free[next(iter(self._free))]
             finally:
                 self._lock.release()
 

@@ -43,8 +43,8 @@ def choose_loader(asked: str, dataset: Any) -> Kind:
         raise UserError(f"data.loader: {asked} cannot read a Ray Dataset; leave it at auto, or set ray")
     if asked == "stream" and not num_files:
         raise UserError(
-            f"data.loader: stream reads samples in files, which {what} has not; use image_folder, tokens or "
-            "text_shards, or set map"
+            f"data.loader: stream reads samples in files, which {what} has not; make shards of it with shoal data "
+            "shard, or set map"
         )
     if asked == "memory" and not isinstance(dataset, MemoryDataset | WindowDataset | TokenDataset):
         raise UserError(f"data.loader: memory is for data that is in memory, and {what} is not; set map")

@@ -120,7 +120,7 @@ def _label(row: dict[str, Any], column: str, num_classes: int) -> int:
         raise RowError(f"has no column {column}; its columns: {', '.join(map(str, row)) or 'none'}")
     try:
         label = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise RowError(f"column {column} is {value!r}, not the number of a class") from None
     if not 0 <= label < num_classes:
         raise RowError(f"class {label} is not below {num_classes}")

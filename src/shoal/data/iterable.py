@@ -33,10 +33,12 @@ class IterableRows:
         return {**self.__dict__, "_epoch": -1, "_position": 0, "_items": iter(())}
 
     def batch(self, indices: np.ndarray, epoch: int) -> Any:
-        """The samples at `indices`, which rise; those in between are gone through."""
-        if epoch != self._epoch or (len(indices) and int(indices[0]) < self._position):
+        """The samples at `indices`; those in between are gone through."""
+        wanted = sorted({int(index) for index in indices})
+        if epoch != self._epoch or (wanted and wanted[0] < self._position):
             self._begin(epoch)
-        items = [self._at(int(index)) for index in indices]
+        found = {index: self._at(index) for index in wanted}
+        items = [found[int(index)] for index in indices]
         return getattr(self.dataset, "collate", default_collate)(items)
 
     def _begin(self, epoch: int) -> None:

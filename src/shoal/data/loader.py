@@ -24,7 +24,7 @@ from shoal.data.statistics import DataStatistics
 
 Answered = list[tuple[Request, Answer]]
 _EVALUATED_AHEAD = 16
-"""Batches ahead of an evaluation whose files are fetched."""
+"""Steps, or batches of an evaluation, whose files are fetched ahead where they come in no order."""
 OpenReader = Callable[[Reading, int, bool], Reader]
 
 
@@ -68,8 +68,12 @@ def train_batches(
         return step_requests(order, step, num_steps, rank, world_size, micro_batch)
 
     answers = _Answers(Reading(dataset, order.seed, loading.on_error, _is_raw(dataset, loading)), loading)
-    files = files_ahead(order, start_step, num_steps, rank, world_size)
-    a_window = order.windows.window // order.global_batch + 1 if order.windows is not None else 0
+    if order.windows is not None:
+        files = files_ahead(order, start_step, num_steps, rank, world_size)
+        a_window = order.windows.window // order.global_batch + 1
+    else:  # any file at any time
+        files = _files_of(dataset, requests_from(start_step), start_step)
+        a_window = _EVALUATED_AHEAD
     with contextlib.closing(answers), _following(dataset, files, a_window, loading) as follower:
         steps = _on_device(answers.steps(requests_from, start_step), dataset, loading)
         for number, microbatches in enumerate(steps, start_step):
@@ -103,7 +107,7 @@ class Evaluation:
 
         Every worker gets the same number of batches; where one has `num_samples` 0, it only stands in.
         """
-        files = _files_of(self.dataset, self._requests)
+        files = _files_of(self.dataset, ([request] for request in self._requests), 0)
         with _following(self.dataset, files, _EVALUATED_AHEAD, self.loading) as follower:
             answered = self._answers.steps(lambda first: ([request] for request in self._requests[first:]), 0)
             for number, microbatches in enumerate(_on_device(answered, self.dataset, self.loading)):
@@ -215,10 +219,9 @@ def _received(feed: DeviceFeed, micro: MicroBatch, sent: Any) -> MicroBatch:
 def files_ahead(
     order: Order, start_step: int, num_steps: int, rank: int, world_size: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """The files that a worker needs from a step on, each time with the first step that does, in the order of need;
-    nothing where samples are not in files."""
-    if order.windows is None:
-        return
+    """The files that a worker needs from a step on, each time with the first step that does, in the order of
+    need."""
+    assert order.windows is not None
     first_slot, last_slot = (-(-order.global_batch * number // world_size) for number in (rank, rank + 1))
     step = start_step
     while step < num_steps:
@@ -231,13 +234,13 @@ def files_ahead(
         step = first + order.steps_per_epoch
 
 
-def _files_of(dataset: Any, requests: list[Request]) -> Iterator[tuple[int, list[int]]]:
-    """The same for requests that are answered one after the other."""
+def _files_of(dataset: Any, steps: Iterator[list[Request]], first: int) -> Iterator[tuple[int, list[int]]]:
+    """The same from the requests themselves."""
     starts = getattr(dataset, "starts", None)
     if starts is not None:
-        for number, request in enumerate(requests):
-            files = np.unique(np.searchsorted(starts, request.indices, side="right") - 1)
-            yield number, [int(file) for file in files]
+        for number, requests in enumerate(steps, first):
+            indices = np.concatenate([request.indices for request in requests])
+            yield number, np.unique(np.searchsorted(starts, indices, side="right") - 1).tolist()
 
 
 class _Nowhere:

@@ -7,6 +7,7 @@ every sample comes exactly once an epoch.
 Workers take contiguous parts of a step whose sizes differ by at most one, each cut into micro-batches.
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +32,14 @@ class Order:
     def steps_per_epoch(self) -> int:
         """Steps it takes to go over all samples once; the last may be short."""
         return -(-self.num_samples // self.global_batch)
+
+    @cached_property
+    def files_hash(self) -> str | None:
+        """Of all that the order of samples in files depends on; None where any sample may be anywhere."""
+        if self.windows is None:
+            return None
+        rows = self.windows.rows.astype("<i8").tobytes()
+        return hashlib.sha256(rows + f"{self.windows.window},{self.windows.lanes}".encode()).hexdigest()
 
     def epoch_of(self, step: int) -> int:
         """The epoch that step `step` belongs to, counted from 0."""

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from shoal.core.errors import UserError
 from shoal.core.memory import keep_freed_memory
+from shoal.core.sessions import end_with_parent
 from shoal.data.read import Answer, Reading
 from shoal.data.requests import Request
 
@@ -125,6 +126,7 @@ def _prepare_worker(worker_id: int) -> None:
         signal.alarm(60)
 
     os.setpgid(0, 0)
+    end_with_parent()
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -173,8 +173,9 @@ class Tokens(_Shards):
     """The same for validation."""
     dtype: Literal["uint16", "uint32"] = "uint16"
     """How a token id is stored; the index of shards tells by itself."""
-    vocab_size: Annotated[int, Field(gt=1)] = 50_304
-    """Token ids are below this (GPT-2's 50,257, padded to a multiple of 64 for speed)."""
+    vocab_size: Annotated[int, Field(gt=1)] | None = None
+    """Token ids are below this; null: as the index of shards says, else 50,304 (GPT-2's 50,257, padded to a multiple of
+    64 for speed)."""
     context: Positive = 1024
     """Tokens in one sample."""
     stride: Positive | None = None

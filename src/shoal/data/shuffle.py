@@ -228,6 +228,6 @@ class Windowed:
         return [int(file) for file in self.files[places[0] : places[1] + 1] if self.windows.rows[file]]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=40)  # of a few windows more than lanes
 def _permutation(seed: int, epoch: int, lane: int, block: int, size: int) -> np.ndarray:
-    return _generator(seed, epoch, lane, block).permutation(size)
+    return _generator(seed, epoch, lane, block).permutation(size).astype(np.int32)

@@ -14,9 +14,9 @@ class DataStatistics:
     """Counts since the start of a run. Several threads add to them."""
 
     skipped: int = 0
-    """Samples that could not be read, of every epoch."""
+    """How often a sample could not be read, over all epochs."""
     named: list[BadSample] = field(default_factory=list)
-    """The first of them."""
+    """The first of these samples, each once."""
     files_at_hand: int = 0
     """Files in a store that were found in the cache."""
     files_fetched: int = 0
@@ -29,9 +29,10 @@ class DataStatistics:
 
     def skip(self, bad: list[BadSample]) -> None:
         """These were left out or replaced."""
-        if bad:
-            self.skipped += len(bad)
-            self.named += bad[: MOST_NAMED - len(self.named)]
+        self.skipped += len(bad)
+        for sample in bad:
+            if len(self.named) < MOST_NAMED and sample not in self.named:
+                self.named.append(sample)
 
     def add(self, **counts: int) -> None:
         """Add to the counts of files."""

@@ -46,6 +46,15 @@ def load_text_shards(section: TextShards) -> Datasets:
     )
 
 
+def _is_broken(text: str) -> bool:
+    """Whether a text has half of a pair that only makes a character together, which JSON can hold and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 class TextRows(ShardedRows):
     """Token ids `[B, longest]` int64, 0 where a text is shorter, and labels."""
 
@@ -79,15 +88,18 @@ class TextRows(ShardedRows):
             columns = ", ".join(map(str, row)) or "none"
             what = f"has no column {self.text_column}; its columns: {columns}" if text is None else "is not a text"
             raise RowError(what)
-        if not text:
-            raise RowError(f"column {self.text_column} is empty")
+        if not text or (not text.isprintable() and _is_broken(text)):
+            raise RowError(f"column {self.text_column} is {'empty' if not text else 'not Unicode text'}")
         return text
 
     def _label(self, row: dict[str, Any]) -> int:
         value = row.get(self.label_column)
         if value is None:
             raise RowError(f"has no column {self.label_column}; its columns: {', '.join(map(str, row))}")
-        number = self.names.get(str(value), value)
-        if not isinstance(number, int) or not 0 <= number < self.num_classes:
-            raise RowError(f"class {value!r} is not one of the {self.num_classes}")
+        number = self.names.get(str(value))
+        if number is None and str(value).isascii() and str(value).isdigit():
+            number = int(value)
+        if number is None or number >= self.num_classes:
+            known = ", ".join(list(self.names)[:10]) or f"numbers from 0 to {self.num_classes - 1}"
+            raise RowError(f"column {self.label_column} is {value!r}; the classes are {known}")
         return number

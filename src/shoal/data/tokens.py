@@ -20,10 +20,13 @@ from shoal.data.section import Tokens
 from shoal.data.shards.find import find_shards, is_remote, local_folders
 from shoal.data.shards.index import Shard, ShardIndex
 from shoal.data.shards.opened import RowError
-from shoal.data.shards.sharded import MOST_OPEN
+from shoal.data.shards.sharded import MOST_OPEN, REMEDY
 from shoal.data.shards.store import Following, LocalStore, Store
 from shoal.data.statistics import DataStatistics
 from shoal.data.windows import IGNORE, count_windows
+
+VOCAB_SIZE = 50_304
+"""Where nothing else tells: GPT-2's, padded to a multiple of 64."""
 
 
 def load_tokens(section: Tokens) -> Datasets:
@@ -33,10 +36,10 @@ def load_tokens(section: Tokens) -> Datasets:
     that do not count (`windows.IGNORE`).
     """
     parts = {name: _find(section, name, file) for name, file in _files(section).items()}
-    vocab_size = section.vocab_size
-    for index, _ in parts.values():
-        if (told := index.about.get("vocab_size", 0)) > vocab_size:
-            raise UserError(f"data.vocab_size: {vocab_size} is less than the {told} of the tokenizer of these shards")
+    told = max(index.about.get("vocab_size", 0) for index, _ in parts.values())
+    vocab_size = section.vocab_size or told or VOCAB_SIZE
+    if told > vocab_size:
+        raise UserError(f"data.vocab_size: {vocab_size} is less than the {told} of the tokenizer of these shards")
 
     def part(name: str, stride: int, keep_last: bool) -> TokenDataset:
         index, store = parts[name]
@@ -146,7 +149,7 @@ class TokenDataset:
             if count <= self.context:
                 short[place] = count
         if bad:
-            raise BadSampleError(bad)
+            raise BadSampleError(bad, REMEDY)
         for place, count in short.items():
             window[place, count:] = 0
         if len(indices) and int(window.max()) >= self.vocab_size:
@@ -182,7 +185,11 @@ class TokenDataset:
     def _descriptor(self, shard: int) -> int:
         if (descriptor := self._open.get(shard)) is not None:
             return descriptor
-        descriptor = self._open[shard] = os.open(self.store.path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(self.store.path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # a cache has deleted it before it was open
+            descriptor = os.open(self.store.path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        self._open[shard] = descriptor
         if len(self._open) > MOST_OPEN:
             os.close(self._open.popitem(last=False)[1])
         return descriptor

@@ -129,7 +129,7 @@ _WORDS = {
     "upload_recovered": "step {step} is uploaded: the store takes checkpoints again",
     "warning": "warning: {message}",
     "data": "{message}",
-    "data_skipped": "{skipped} samples could not be read and were left out (data.on_error skip); the first: {first}",
+    "data_skipped": "left out, because it could not be read (data.on_error skip; {skipped} so far): {newest}",
     "early_stop": "stopping early at step {step}: {metric} has not improved on {best:.4f}",
     "print": "[rank {rank}] {line}",
     "starting": "{what}",

@@ -107,7 +107,7 @@ def build(recipe: Recipe, process: Process) -> Built:
     # From here on only the model draws, in the loop; each rank by itself, unless several compute the same.
     seed_all(derive_seed(seed, 2, unit.random_rank))
     feeding = plan_feeding(recipe, datasets, objective, process, unit.data_size)
-    identity = Identity(len(datasets.train), fixed_fields(recipe))
+    identity = Identity(len(datasets.train), fixed_fields(recipe), feeding.order.files_hash)
     return Built(recipe, unit, objective, feeding, num_parameters, described, identity, warnings)
 
 

@@ -23,17 +23,21 @@ class DataWatch:
     def report(self) -> dict[str, float]:
         """What is added to a report; samples that could not be read are named when they are new."""
         own = [statistics.counts() for statistics in self.statistics]
+        for counts in own[1:]:
+            counts["workers"] = 0  # those of training are told
         names = list(own[0])
         sums = self.group.sum(*(float(sum(counts[name] for counts in own)) for name in names))
         before = self.total.get("skipped", 0)
         self.total |= {name: int(value) for name, value in zip(names, sums, strict=True)}
-        if self.total["skipped"] > before:
+        if self.total["skipped"] > before and len(self.total.get("first_skipped", ())) < MOST_NAMED:
             self._name_them()
         return {"data_skipped": float(self.total["skipped"])} if self.total["skipped"] else {}
 
     def _name_them(self) -> None:
         own = [asdict(bad) for statistics in self.statistics for bad in statistics.named]
         named = [bad for part in self.group.gather(own) for bad in part]
-        self.total["first_skipped"] = [f"{bad['where']}: {bad['why']}" for bad in named[:MOST_NAMED]]
-        fields = {"skipped": self.total["skipped"], "named": self.total["first_skipped"]}
-        self.observer.event("data_skipped", fields | {"first": fields["named"][0] if fields["named"] else ""})
+        words = list(dict.fromkeys(f"{bad['where']}: {bad['why']}" for bad in named))[:MOST_NAMED]
+        if words != self.total.get("first_skipped"):
+            self.total["first_skipped"] = words
+            fields = {"skipped": self.total["skipped"], "named": words, "newest": words[-1]}
+            self.observer.event("data_skipped", fields)

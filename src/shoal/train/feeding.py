@@ -64,6 +64,11 @@ def plan_feeding(
         most = max(1, usable_cores() // process.local_world_size)
         if isinstance(dataset, IterableRows):
             most = 1
+            if section.on_error == "skip":
+                raise UserError(
+                    "data.on_error: skip takes other samples by their number, which an iterable dataset has "
+                    "not; have it leave out what it cannot read by itself"
+                )
             if workers != "auto" and workers > 1:
                 raise UserError(f"data.workers: {workers} would each go through a whole iterable dataset; set 1 or 0")
         return Loading(

@@ -206,3 +206,8 @@ def _check_identity(content: Content, present: Identity, step: int) -> None:
             f"{saved.train_samples:,} when step {step} was saved, so the order would be another; "
             "bring the data back as it was, or start a new run"
         )
+    if saved.files != present.files:
+        raise UserError(
+            f"data.dir: the samples are in other files, or in other numbers in them, than when step {step} was saved, "
+            "so the order would be another; bring the shards back as they were, or start a new run"
+        )

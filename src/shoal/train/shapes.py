@@ -33,7 +33,7 @@ def known_shapes(section: Section | None) -> Shapes | None:
         return _images((channels, height, width), section.classes)
     if isinstance(section, sections.Mnist | sections.Cifar10):
         return _images(_KNOWN_IMAGES[section.name], 10)
-    if isinstance(section, sections.Tokens):
+    if isinstance(section, sections.Tokens) and section.vocab_size is not None:
         return _running_text(section.vocab_size, section.context)
     return None
 

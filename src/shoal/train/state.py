@@ -66,3 +66,5 @@ class Identity:
     train_samples: int
     fixed: dict[str, str]
     """Hash of every field of the recipe that may not change, as it was after references were resolved."""
+    files: str | None = None
+    """Of data that is streamed, a hash of what the order depends on besides: the rows of every file, window, lanes."""

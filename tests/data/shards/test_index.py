@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.core.errors import UserError
 from shoal.data.shards.index import FORMATS, Shard, ShardIndex, parse_index
 
-shards = st.builds(Shard, st.just(""), st.integers(0, 2**40), st.integers(0, 2**50), st.none() | st.just("ab" * 16))
+shards = st.builds(Shard, st.just(""), st.integers(0, 2**40), st.integers(0, 2**47), st.none() | st.just("ab" * 16))
 WHOLE = {"shoal": "shards", "version": 1, "format": "tar", "rows": 3}
 FILES = [{"file": "a.tar", "rows": 1, "bytes": 10}, {"file": "b/c.tar", "rows": 2, "bytes": 20, "xxh3_128": "00"}]
 
@@ -36,7 +36,24 @@ def test_an_index_can_be_looked_at() -> None:
         ({"format": "zip"}, "format 'zip'; allowed: tar"),
         ({"rows": 4}, "its shards hold 3 rows, and it says 4"),
         ({"shards": [FILES[0], FILES[0]]}, "a.tar is listed twice"),
-        ({"shards": [{"file": "../a.tar", "rows": 3, "bytes": 1}]}, "is not a name below the folder"),
+        *(
+            ({"shards": [{"file": name, "rows": 3, "bytes": 1}]}, "is not the name of a file below the folder")
+            for name in (
+                "../a.tar",
+                "/a.tar",
+                "a/../b",
+                "a//b",
+                "a/",
+                ".",
+                ".hidden",
+                "a\\b",
+                "a\0b",
+                "a" * 300,
+                5,
+                None,
+            )
+        ),
+        ({"shards": [{"file": "a.tar", "rows": 2**70, "bytes": 1}]}, "rows and bytes must be whole numbers"),
         ({"shards": [{"file": "a.tar", "rows": -3, "bytes": 1}]}, "rows and bytes must be whole numbers"),
         ({"shards": [{"file": "a.tar"}]}, "a shard is not as it should be"),
     ],

@@ -140,5 +140,29 @@ def test_a_file_that_is_a_row(tmp_path):
     shard = FileShard(tmp_path / "cat" / "1.jpg")
     assert len(shard) == 1 and shard.row(0) == {"content": b"x", "folder": "cat"}
     (tmp_path / "cat" / "1.jpg").unlink()
-    with pytest.raises(RowError, match="No such file"):
+    assert shard.row(0)["content"] == b"x", "it is in memory, whatever becomes of the file"
+    with pytest.raises(FileNotFoundError):
+        FileShard(tmp_path / "cat" / "1.jpg")
+
+
+@pytest.mark.parametrize("size", [b"-0000001000\0", b"77777777777\0", b"\x80" + b"\xff" * 11])
+@pytest.mark.parametrize("kind", [b"0", b"5", b"L"])
+def test_sizes_that_cannot_be(tmp_path, size, kind):
+    write_tar(tmp_path / "a.tar", ROWS)
+    content = bytearray((tmp_path / "a.tar").read_bytes())
+    content[124:136], content[156:157] = size, kind
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    (tmp_path / "a.tar").write_bytes(content)
+    shard = TarShard(tmp_path / "a.tar")
+    with pytest.raises(RowError, match="ends too early"):
         shard.row(0)
+    shard.close()
+
+
+def test_rows_of_a_file_that_is_gone_are_not_taken_for_anothers(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for number in range(30):
+        parquet.write_table(arrow.table({"n": [number] * 3}), tmp_path / f"{number}.parquet")
+        assert ParquetShard(tmp_path / f"{number}.parquet").row(1) == {"n": number}
+    assert len(ParquetShard._held) <= 1

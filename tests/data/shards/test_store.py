@@ -91,6 +91,41 @@ def test_no_more_is_kept_than_the_cap_and_the_oldest_goes_first(tmp_path, index)
         assert not store._path(11).exists() and file.read() == CONTENT[11], "who reads a file keeps it"
 
 
+def test_what_is_not_the_caches_own_is_left_alone(tmp_path, index):
+    mine = tmp_path / "cache" / "thesis" / "checkpoint.pt"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"x" * 10 * SIZE)
+    os.utime(mine, (1, 1))
+    store = open_store(tmp_path, index, cache_bytes=2 * SIZE)
+    for number in range(6):
+        store.path(number)
+    assert mine.exists()
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_again(tmp_path, index):
+    store = open_store(tmp_path, index)
+    store.path(4).write_bytes(b"")
+    assert store.path(4).read_bytes() == CONTENT[4]
+
+
+def test_a_lock_that_is_never_let_go_of_is_not_waited_for_for_ever(tmp_path, index, monkeypatch):
+    import filelock
+
+    monkeypatch.setattr(stores, "_LOCKED_S", 0.2)
+    store = open_store(tmp_path, index, patience_s=0.2)
+    store.folder.mkdir(parents=True)
+    with filelock.FileLock(store.folder / ".shard-0.bin.lock"):
+        assert store.path(0).read_bytes() == CONTENT[0]
+
+
+def test_a_fork_does_not_copy_a_lock_that_is_taken(tmp_path, index):
+    store = open_store(tmp_path, index)
+    with store._lock():
+        if not (child := os.fork()):
+            os._exit(0 if store._lock().acquire(timeout=1) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_leftovers_of_the_dead_are_deleted(tmp_path, index):
     store = open_store(tmp_path, index, cache_bytes=2 * SIZE)
     store.path(0)

@@ -8,6 +8,7 @@ from shoal.core.remote import Access, Remote, RemoteError
 from shoal.core.storage import expand_home
 from shoal.data.download import search_folders
 from shoal.data.shards.index import INDEX, Shard, ShardIndex, parse_index
+from shoal.data.shards.sharded import REMEDY
 from shoal.data.shards.source import IMAGES
 from shoal.data.shards.store import CachedStore, LocalStore, Store
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from shoal.data.section import ImageFolder, TextShards, Tokens
 
 _GB = 10**9
+_MOST_LOOKED_AT = 20_000
+"""Files that are looked at before a run; a file system over a network may take its time for each."""
 _LOOSE = ("*.tar", "*.parquet", "*.jsonl")
 
 
@@ -36,7 +39,14 @@ def find_shards(section: "ImageFolder | TextShards | Tokens", part: str) -> tupl
         path = folder / part / INDEX
         if path.is_file():
             index = _checked(parse_index(path.read_bytes(), str(path)), str(path))
+            if section.on_error == "fail":
+                _check_files(index, path.parent)
             return index, LocalStore(path.parent, index)
+        if (folder / INDEX).is_file():
+            raise UserError(
+                f"data.dir: {folder} has an {INDEX} of its own, and no folder {part}; make both parts with shoal data "
+                f"shard --val-fraction, or move these shards to {folder}/train"
+            )
         if any(next((folder / part).glob(pattern), None) for pattern in _LOOSE):
             raise UserError(
                 f"data.dir: {folder / part} has shards and no {INDEX}; make one: shoal data index {folder / part}"
@@ -64,6 +74,16 @@ def _find_remote(section: "ImageFolder | TextShards | Tokens", part: str) -> tup
     cache = expand_home(section.cache_dir)
     store = CachedStore(url, index, cache=cache, cache_bytes=cache_bytes, patience_s=section.patience_s)
     return index, store
+
+
+def _check_files(index: ShardIndex, folder: Path) -> None:
+    """That every shard is there and as long as it should be, before anything begins."""
+    for shard in index.shards[:_MOST_LOOKED_AT]:
+        path = folder / shard.file
+        size = path.stat().st_size if path.is_file() else None
+        if size != shard.bytes:
+            what = "is not there" if size is None else f"has {size:,} bytes, and the index says {shard.bytes:,}"
+            raise UserError(f"data.dir: {path} {what}; {REMEDY}, or train without those rows: data.on_error=skip")
 
 
 def _listed(section: "ImageFolder | TextShards | Tokens", part: str) -> ShardIndex | None:

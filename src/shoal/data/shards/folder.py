@@ -69,7 +69,7 @@ def failures_told(field: str) -> Iterator[None]:
     try:
         yield
     except RemoteError as error:
-        raise RunError(f"{field}: {error}; no index was written. Try again") from error
+        raise RunError(f"{field}: {error}; check address and credentials, then try again") from error
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -63,6 +64,8 @@ class ShardIndex:
         return f'{json.dumps(head)[:-1]}, "shards": [\n{lines}\n]}}\n'
 
 
+_NAME = re.compile(r"[^./\\\0][^/\\\0]{0,199}")
+"""A part of a file's name: not hidden, no way out of the folder."""
 _HEAD = ("shoal", "version", "format", "rows", "shards")
 
 
@@ -70,7 +73,7 @@ def parse_index(text: str | bytes, where: str) -> ShardIndex:
     """The index that `to_json` wrote; `where` is its address for messages."""
     try:
         tree = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"data.dir: {where}: is not JSON ({error}); make it again: shoal data index") from error
     if not isinstance(tree, dict) or tree.get("shoal") != "shards":
         raise UserError(f"data.dir: {where}: is not an index of shards; make one: shoal data index")
@@ -79,9 +82,9 @@ def parse_index(text: str | bytes, where: str) -> ShardIndex:
     if tree.get("format") not in FORMATS:
         raise UserError(f"data.dir: {where}: format {tree.get('format')!r}; allowed: {', '.join(FORMATS)}")
     try:
-        shards = tuple(_shard(**entry) for entry in tree["shards"])
+        shards = tuple(_shard(**{"file": "", "rows": -1, "bytes": -1, **entry}) for entry in tree["shards"])
         check_unique(shards)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"data.dir: {where}: a shard is not as it should be ({error})") from error
     about = {name: value for name, value in tree.items() if name not in _HEAD}
     index = ShardIndex(tree["format"], shards, about)
@@ -94,10 +97,9 @@ def parse_index(text: str | bytes, where: str) -> ShardIndex:
 
 
 def _shard(file: str, rows: int, bytes: int, xxh3_128: str | None = None) -> Shard:  # noqa: A002 - as the field is called
-    parts = file.split("/")
-    if not file or file.startswith("/") or ".." in parts or "\\" in file:
-        raise ValueError(f"{file!r} is not a name below the folder")
-    if not (isinstance(rows, int) and isinstance(bytes, int) and rows >= 0 and bytes >= 0):
+    if not isinstance(file, str) or not all(_NAME.fullmatch(part) for part in file.split("/")):
+        raise ValueError(f"{str(file)[:80]!r} is not the name of a file below the folder")
+    if not all(type(number) is int and 0 <= number < 1 << 48 for number in (rows, bytes)):
         raise ValueError(f"{file}: rows and bytes must be whole numbers")
     return Shard(file, rows, bytes, xxh3_128)
 

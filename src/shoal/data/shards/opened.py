@@ -1,10 +1,13 @@
 """One shard, opened: its rows by number, each as columns by name. A file is read where a row is, never whole."""
 
+import itertools
 import json
 import os
+import re
+import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +17,7 @@ from shoal.core.imports import require
 
 _BLOCK = 512
 _CHUNK = 1 << 20
+_LONGEST_NAME = 1 << 20
 HELD_BYTES = 256 << 20
 """Decoded row groups of parquet files that a process keeps, by their size."""
 _HELD = 4
@@ -57,7 +61,7 @@ class _Bytes(OpenShard):
         """Find the rows."""
 
     def _read(self, offset: int, length: int) -> bytes:
-        content = os.pread(self._descriptor, length, offset)
+        content = os.pread(self._descriptor, length, offset) if offset + length <= self._size else b""
         if len(content) != length:
             raise RowError(f"the file ends too early: {self._size:,} bytes, and the row goes on to {offset + length:,}")
         return content
@@ -83,6 +87,8 @@ class TarShard(_Bytes):
             data = offset + _BLOCK
             offset = data + -(-size // _BLOCK) * _BLOCK
             if kind in (b"L", b"x"):
+                if size > _LONGEST_NAME:
+                    return
                 long_name = _long_name(kind, os.pread(self._descriptor, size, data))
             elif kind in (b"0", b"\0"):
                 name, long_name = long_name or _name(header), None
@@ -104,11 +110,9 @@ class TarShard(_Bytes):
 
 def _octal(field: bytes) -> int | None:
     if field[:1] == b"\x80":  # GNU's way for sizes of 8 GiB and more
-        return int.from_bytes(field[1:], "big")
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        return None
+        return int.from_bytes(field[-8:], "big") & (1 << 62) - 1
+    digits = field.strip(b" \0")
+    return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
 
 
 def _checksum_is_right(header: bytes) -> bool:
@@ -152,7 +156,7 @@ class JsonLinesShard(_Bytes):
         start, end = int(self._starts[number]), int(self._ends[number])
         try:
             row = json.loads(self._read(start, end - start))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RowError(f"is not JSON ({error})") from error
         if not isinstance(row, dict):
             raise RowError(f"is a {type(row).__name__}, not an object of columns")
@@ -177,7 +181,8 @@ class ParquetShard(OpenShard):
     """A parquet file, of which whole row groups are decoded; the newest stay, for the rows that are read next."""
 
     _held: ClassVar["OrderedDict[tuple[int, int], tuple[Any, int]]"] = OrderedDict()
-    """Of all files of this process: (file, group) -> rows, bytes."""
+    """Of all files of this process: (number of the opened file, group) -> rows, bytes."""
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(self, path: Path) -> None:
         parquet = require("pyarrow.parquet", "data.dir", "parquet")
@@ -186,6 +191,8 @@ class ParquetShard(OpenShard):
         except Exception as error:
             # Of Arrow's many kinds; a file that is cut short has lost its footer, and with it all rows.
             raise RowError(f"is not a whole parquet file ({_first_line(error)})") from error
+        self._number = next(ParquetShard._numbers)  # never the same again, as an address in memory may be
+        weakref.finalize(self, _let_go, self._number).atexit = False
         about = self._file.metadata
         counts = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -203,7 +210,7 @@ class ParquetShard(OpenShard):
         return {name: table.column(name)[place].as_py() for name in table.column_names}
 
     def _group(self, group: int) -> Any:
-        held, key = ParquetShard._held, (id(self), group)
+        held, key = ParquetShard._held, (self._number, group)
         if key in held:
             held.move_to_end(key)
             return held[key][0]
@@ -218,9 +225,13 @@ class ParquetShard(OpenShard):
 
     def close(self) -> None:
         """Let go of the file and of what was decoded of it."""
-        for key in [key for key in ParquetShard._held if key[0] == id(self)]:
-            del ParquetShard._held[key]
+        _let_go(self._number)
         self._file.close()
+
+
+def _let_go(number: int) -> None:
+    for key in [key for key in ParquetShard._held if key[0] == number]:
+        ParquetShard._held.pop(key, None)
 
 
 def _first_line(error: Exception) -> str:
@@ -231,17 +242,14 @@ class FileShard(OpenShard):
     """A file that is one row: an image in the folder of its class."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._row = {"content": path.read_bytes(), "folder": path.parent.name}
 
     def __len__(self) -> int:
         return 1
 
     def row(self, number: int) -> dict[str, Any]:
         """Its bytes, and the name of the folder it is in."""
-        try:
-            return {"content": self._path.read_bytes(), "folder": self._path.parent.name}
-        except OSError as error:
-            raise RowError(f"cannot be read: {error.strerror}") from error
+        return self._row
 
     def close(self) -> None:
         """Nothing is open."""

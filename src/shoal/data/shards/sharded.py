@@ -1,18 +1,22 @@
 """A dataset in shards: any sample by its number, from whichever file it is in."""
 
 import contextlib
+import errno
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.data.bad_samples import BadSample, BadSampleError
+from shoal.data.bad_samples import BadSample, BadSampleError, DataGoneError
 from shoal.data.shards.index import ShardIndex
 from shoal.data.shards.opened import HELD_BYTES, OPEN, OpenShard, RowError
 from shoal.data.shards.store import Following, Store
 from shoal.data.statistics import DataStatistics
 
+REMEDY = "shoal data verify lists all files that are not whole: put back a copy, or make the shards again"
+_TRIES = 3
 _UNPACKED = 4
 """How much larger rows of parquet may be in memory than in their file."""
 MOST_OPEN = 256
@@ -66,7 +70,7 @@ class ShardedRows:
             except RowError as error:
                 bad.append(BadSample(number, self.where(number), str(error)))
         if bad:
-            raise BadSampleError(sorted(bad, key=lambda sample: sample.index))
+            raise BadSampleError(sorted(bad, key=lambda sample: sample.index), REMEDY)
         return found
 
     def _shard(self, number: int) -> OpenShard:
@@ -74,19 +78,39 @@ class ShardedRows:
             self._open.move_to_end(number)
             return shard
         shard = self._opened(number)
+        if self.index.format == "folder":  # a row alone, which is in memory now
+            return shard
         self._open[number] = shard
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)[1].close()
         return shard
 
     def _opened(self, number: int) -> OpenShard:
-        for attempt in (1, 2):  # a cache may delete a file before it is open
+        for attempt in range(_TRIES):
             try:
-                return OPEN[self.index.format](self.store.path(number))
+                path = self.store.path(number)
+                shard = OPEN[self.index.format](path)
             except OSError as error:
-                if attempt == 2:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._open:
+                    self.close()  # of too many, all: they are opened again as they are needed
+                elif error.errno not in (errno.ENOENT, errno.EACCES):
+                    raise DataGoneError(f"data.dir: {self.store.where(number)}: {error.strerror}") from error
+                elif attempt == _TRIES - 1:  # before, a cache may have deleted a file that was about to be opened
                     raise RowError(f"cannot be opened: {error.strerror}") from error
-        raise AssertionError("not reached")
+                continue
+            self._check_rows(number, shard, path)
+            return shard
+        raise DataGoneError(f"data.dir: {self.store.where(number)} cannot be opened; raise the limit: ulimit -n 65536")
+
+    def _check_rows(self, number: int, shard: OpenShard, path: Path) -> None:
+        """That rows are where the index counts them: a damaged line would move all that follow by one."""
+        about = self.index.shards[number]
+        is_cut = path.stat().st_size < about.bytes
+        is_moved = self.index.format == "jsonl" and len(shard) != about.rows and not is_cut
+        if len(shard) > about.rows or is_moved:
+            found = len(shard)
+            shard.close()
+            raise RowError(f"the file has {found:,} rows, and the index says {about.rows:,}")
 
     def following(
         self,

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +27,15 @@ _TOLD_AFTER_S = 5.0
 _PAUSE_S = 2.0
 _ACCESS = Access("data.dir", timeout_s=15.0, tries=1)  # whatever fails is tried again here, where it is told of
 _CHUNK = 1 << 20
+_LOCKED_S = 30.0
 _FETCHERS = 4
 _FILES_AHEAD = 2 * _FETCHERS
 """Files that are fetched ahead however many steps they will do for."""
 _REMEMBERED = 1000
 _LONG_AGO = 1 << 60
+CACHE = "shoal-shards"
+"""The folder of the cache that is ours: users keep other things beside it."""
+_OURS = re.compile(r"[0-9a-f]{24}")
 _FULL = 0.9
 """When files are deleted, down to this share of the cap, so that it need not be done for each."""
 _SHARED_BY = 8
@@ -108,19 +113,25 @@ class CachedStore:
         self.patience_s = patience_s
         # Other data at the same address has another index, and must not be taken for this.
         name = hashlib.sha256(f"{self.url}\n{index.to_json()}".encode()).hexdigest()[:24]
-        self.cache = cache
-        self.folder = cache / name
+        self.cache = cache / CACHE
+        self.folder = self.cache / name
         self._remote: Remote | None = None
         self._process = -1
         self._room = 0
-        self._making_room = threading.Lock()
+        self._making_room: tuple[int, threading.Lock] = (-1, threading.Lock())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._remote, self._process, self._room, self._making_room = None, -1, 0, threading.Lock()
+        self._remote, self._process, self._room, self._making_room = None, -1, 0, (-1, threading.Lock())
+
+    def _lock(self) -> threading.Lock:
+        """A lock of this process: a fork copies one as it is, also one that another thread has just taken."""
+        if self._making_room[0] != os.getpid():
+            self._making_room = (os.getpid(), threading.Lock())
+        return self._making_room[1]
 
     @property
     def remote(self) -> Remote:
@@ -136,7 +147,14 @@ class CachedStore:
     def path(self, number: int) -> Path:
         """The file in the cache; fetched now where nobody has done so before."""
         path = self._path(number)
-        return path if path.is_file() else self.fetch(number, DataStatistics(), lambda words: None)
+        return path if self._is_whole(number) else self.fetch(number, DataStatistics(), lambda words: None)
+
+    def _is_whole(self, number: int) -> bool:
+        """Whether a shard is in the cache, and as long as it should be: a power cut may leave less."""
+        try:
+            return self._path(number).stat().st_size == self.index.shards[number].bytes
+        except OSError:
+            return False
 
     def _path(self, number: int) -> Path:
         return self.folder / self.index.shards[number].file
@@ -147,16 +165,16 @@ class CachedStore:
         waited = _Waiting(self.where(number), tell)
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), thread_local=False)
-        while True:
+        # Who holds the lock has as much patience as we have; one that holds it for longer may never let go of it.
+        while waited.seconds < self.patience_s + _LOCKED_S and not self._is_whole(number):
             try:
                 lock.acquire(timeout=_PAUSE_S)
                 break
             except filelock.Timeout:
                 waited.tell("another process fetches it")
         try:
-            if path.is_file():
-                return path
-            self._fetch(number, path, statistics, waited)
+            if not self._is_whole(number):
+                self._fetch(number, path, statistics, waited)
             waited.over()
             return path
         finally:
@@ -170,6 +188,7 @@ class CachedStore:
                 self._make_room(shard.bytes)
                 self.remote.get(shard.file, aside)
                 if (why := _difference(aside, shard)) is None:
+                    _sync(aside)
                     aside.replace(path)
                     statistics.add(files_fetched=1, bytes_fetched=shard.bytes)
                     return
@@ -201,7 +220,7 @@ class CachedStore:
         The cache is looked through now and then, when a good part of the room that was found has been used up; the
         other processes of the machine use it up too.
         """
-        with self._making_room:
+        with self._lock():
             self._room -= needed
             if self._room >= 0:
                 return
@@ -233,10 +252,10 @@ class CachedStore:
 
     def use(self, number: int) -> bool:
         """Mark a shard as used now; False where it is not in the cache."""
-        try:
-            os.utime(self._path(number))
-        except OSError:
+        if not self._is_whole(number):
             return False
+        with contextlib.suppress(FileNotFoundError):  # another process may just have deleted it
+            os.utime(self._path(number))
         return True
 
 
@@ -339,6 +358,15 @@ class _Waiting:
             self._tell(f"data is there again after {self.seconds:.0f} s: {self._where}")
 
 
+def _sync(path: Path) -> None:
+    """The bytes are on the disk before the name is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _difference(path: Path, shard: Shard) -> str | None:
     """What is wrong with a file that was fetched, by the index."""
     size = path.stat().st_size
@@ -359,8 +387,9 @@ def hash_of(path: Path) -> str:
 
 
 def _cached_files(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Every file below a folder: path, size, when it was last used."""
-    for root, _, names in os.walk(folder):
+    """Every file that a store has put below the cache's folder: path, size, when it was last used."""
+    own = [entry for entry in folder.iterdir() if _OURS.fullmatch(entry.name)] if folder.is_dir() else []
+    for root, _, names in (found for entry in own for found in os.walk(entry)):
         for name in names:
             path = Path(root, name)
             with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
