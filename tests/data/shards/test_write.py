@@ -187,5 +187,5 @@ def test_a_store_that_does_not_answer_is_told(s3: "Proxy", monkeypatch: pytest.M
     s3.draw = lambda: "error"
     source = tmp_path / "rows.jsonl"
     source.write_bytes(b"\n".join(LINES))
-    with pytest.raises(RunError, match=r"DST: s3://bucket/rows\S* could not be listed.*Try again"):
+    with pytest.raises(RunError, match=r"DST: s3://bucket/rows\S* could not be listed.*try again"):
         make_shards(Request(source, "s3://bucket/rows", 1 << 20), quiet)
