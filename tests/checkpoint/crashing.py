@@ -20,6 +20,7 @@ import fsspec.implementations.local
 import torch
 
 import shoal.checkpoint
+import shoal.core.remote
 from shoal.checkpoint import shard
 from shoal.checkpoint.folder import clear_leftovers, list_checkpoints
 from shoal.checkpoint.saver import Saver
@@ -27,7 +28,7 @@ from shoal.checkpoint.section import CheckpointSection
 from tests.checkpoint.states import ALONE, snapshot
 
 SAVES = 4
-_PACKAGE = str(Path(shoal.checkpoint.__file__).parent)
+_CODE = (str(Path(shoal.checkpoint.__file__).parent), shoal.core.remote.__file__)
 
 
 class Watch:
@@ -40,7 +41,7 @@ class Watch:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
+        if not code.co_filename.startswith(_CODE):
             return None
         if event == "line":
             name = f"{Path(code.co_filename).stem}.{code.co_qualname.split('.<locals>')[0]}"

@@ -65,7 +65,7 @@ def test_bash_offers_commands_recipes_fields_and_runs(here: Path) -> None:
         "shoal train --resume ",
         "shoal train --re",
     )
-    assert commands == ["train", "plan", "submit", "runs", "checkpoints", "drill", "bench", "completion"]
+    assert commands == ["train", "plan", "submit", "runs", "checkpoints", "data", "drill", "bench", "completion"]
     assert set(recipes) >= {*shipped_recipes(), "train.global_batch=", "optim.lr=", "model="}
     assert fields == ["optim.lr="]
     assert sections == [f"checkpoint.{name}=" for name in CheckpointSection.model_fields]

@@ -15,7 +15,7 @@ from shoal.data.dataset import transform_of
 from shoal.data.device import DeviceFeed
 from shoal.data.how_many import HowMany
 from shoal.data.order import Order
-from shoal.data.processes import Reader, open_reader
+from shoal.data.processes import InLine, Reader, open_reader
 from shoal.data.ray_data import RayRows
 from shoal.data.read import Answer, OnError, Reading
 from shoal.data.requests import Request, evaluation_requests, step_requests
@@ -155,14 +155,14 @@ class _Answers:
         """The answers to the lists of requests from number `start` on."""
         if self._reader is None:
             self._reader = self._open(self.loading.workers if isinstance(self.loading.workers, int) else 0)
-        # A reader runs ahead of the loop, so it has an iterator of its own over the same requests.
-        answers = self._reader.answers(chain.from_iterable(requests_from(start)))
+        answer = self._answering(requests_from, start)
         for number, requests in enumerate(requests_from(start), start):
             began = time.perf_counter()
-            answered = [(request, next(answers)) for request in requests]
+            answered = [(request, answer(request)) for request in requests]
             read_s = time.perf_counter() - began
-            for _, answer in answered:
-                self.loading.statistics.skip(answer.bad)
+            for _, found in answered:
+                if found.bad:
+                    self.loading.statistics.skip(found.bad)
             began = time.perf_counter()
             yield answered
             if self._how_many is None:
@@ -170,7 +170,17 @@ class _Answers:
             if (count := self._how_many.note(read_s, time.perf_counter() - began)) is not None:
                 self._reader.close()
                 self._reader = self._open(count)
-                answers = self._reader.answers(chain.from_iterable(requests_from(number + 1)))
+                answer = self._answering(requests_from, number + 1)
+
+    def _answering(
+        self, requests_from: Callable[[int], Iterator[list[Request]]], start: int
+    ) -> Callable[[Request], Answer]:
+        if isinstance(self._reader, InLine):
+            return self._reader.answer
+        assert self._reader is not None
+        # A reader runs ahead of the loop, so it has an iterator of its own over the same requests.
+        answers = self._reader.answers(chain.from_iterable(requests_from(start)))
+        return lambda request: next(answers)
 
     def close(self) -> None:
         """End what reads."""
@@ -181,7 +191,12 @@ class _Answers:
 
 def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> Iterator[list[MicroBatch]]:
     """Micro-batches, moved to the device where one is given: a step ahead, so that copying and computing overlap."""
-    feed = DeviceFeed(loading.device, transform_of(dataset) if _is_raw(dataset, loading) else None)
+    transform = transform_of(dataset) if _is_raw(dataset, loading) else None
+    if loading.device.type == "cpu" and transform is None:
+        for step in answered:
+            yield [_micro_batch(answer.batch, answer, loading) for _, answer in step]
+        return
+    feed = DeviceFeed(loading.device, transform)
     if loading.device.type == "cpu":
         for step in answered:
             yield [

@@ -36,9 +36,12 @@ class InLine:
 
     def answers(self, requests: Iterator[Request]) -> Iterator[Answer]:
         """One at a time."""
-        for request in requests:
-            answer = self.reading.answer(request)
-            yield pinned(answer) if self.pin_memory else answer
+        return map(self.answer, requests)
+
+    def answer(self, request: Request) -> Answer:
+        """At once."""
+        answer = self.reading.answer(request)
+        return pinned(answer) if self.pin_memory else answer
 
     def close(self) -> None:
         """Nothing to end."""

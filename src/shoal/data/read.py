@@ -1,6 +1,7 @@
 """Reading one micro-batch, whoever does it: the training process, a process beside it, or a machine elsewhere."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -75,12 +76,12 @@ class Reading:
 
     def answer(self, request: Request) -> Answer:
         """The micro-batch, whole."""
+        if self.on_error == "fail":
+            return Answer(self._read(request.indices, request.epoch), request.indices, request.num_samples, [])
 
         def read(indices: np.ndarray) -> Any:
             return self._read(indices, request.epoch)
 
-        if self.on_error == "fail":
-            return Answer(read(request.indices), request.indices, request.num_samples, [])
         if self.is_evaluation and request.num_samples:
             batch, indices, bad = read_or_drop(read, request.indices)
             if len(indices):
@@ -95,6 +96,10 @@ class Reading:
         return read_or_replace(read, request.indices, request.epoch, len(self.dataset), starts)
 
     def _read(self, indices: np.ndarray, epoch: int) -> Any:
-        if not reads_batches(self.dataset):
+        if not self._reads_batches:
             return read_items(self.dataset, epoch, indices, self.seed)
         return self.dataset.raw(indices, epoch) if self.is_raw else self.dataset.batch(indices, epoch)
+
+    @cached_property
+    def _reads_batches(self) -> bool:
+        return reads_batches(self.dataset)
