@@ -13,6 +13,9 @@ from shoal.core.spec import DataSpec
 from shoal.data import section as sections
 from shoal.data.dataset import Datasets, reads_batches
 from shoal.data.read import read_items
+from shoal.data.shards.find import is_remote, local_folders
+from shoal.data.shards.index import INDEX, parse_index
+from shoal.data.tokens import VOCAB_SIZE
 
 _KNOWN_IMAGES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
@@ -33,9 +36,18 @@ def known_shapes(section: Section | None) -> Shapes | None:
         return _images((channels, height, width), section.classes)
     if isinstance(section, sections.Mnist | sections.Cifar10):
         return _images(_KNOWN_IMAGES[section.name], 10)
-    if isinstance(section, sections.Tokens) and section.vocab_size is not None:
-        return _running_text(section.vocab_size, section.context)
+    if isinstance(section, sections.Tokens):
+        return _running_text(section.vocab_size or _told_vocab_size(section), section.context)
     return None
+
+
+def _told_vocab_size(section: sections.Tokens) -> int:
+    """As the index of shards on this machine says, if there is one."""
+    for folder in [] if is_remote(section.dir) else local_folders(section):
+        if (path := folder / "train" / INDEX).is_file():
+            told = parse_index(path.read_bytes(), str(path)).about.get("vocab_size")
+            return int(told or VOCAB_SIZE)
+    return VOCAB_SIZE
 
 
 def shapes_of(datasets: Datasets, section: Section | None, seed: int) -> Shapes:
