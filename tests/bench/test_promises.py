@@ -34,8 +34,15 @@ def best_of(tries: int, once: Callable[[], float], enough: Callable[[float], boo
 def test_a_step_of_a_trivial_model_costs_at_most_60_microseconds_more_than_by_hand(
     measure: Callable[..., dict[str, float]],
 ) -> None:
+    """On a machine that takes as long for the loop by hand as the one on which that was promised; on a slower one
+    as many times as long."""
     words = ("step", "cluster.threads_per_worker=1", "--steps", "400", "--rounds", "7")
-    found = best_of(5, lambda: measure(*words)["overhead_us"], lambda us: us <= 60)
+
+    def overhead_us() -> float:
+        result = measure(*words)
+        return result["overhead_us"] / max(1.0, result["by_hand_step_ms"] / 0.26)
+
+    found = best_of(5, overhead_us, lambda us: us <= 60)
     assert min(found) <= 60, found
 
 

@@ -4,6 +4,9 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -86,6 +89,8 @@ def connected_to(cluster: DrillCluster) -> Iterator[Any]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    if "ray" in sys.modules:  # which keeps the token of another cluster
+        sys.modules["ray._raylet"].AuthenticationTokenLoader.instance().reset_cache()
     try:
         with connected() as found:
             import ray.data  # noqa: F401 - so that tests may write ray.data
@@ -102,14 +107,30 @@ def connected_to(cluster: DrillCluster) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A cluster with a machine of two CPUs, which this process is connected to."""
-    cluster = DrillCluster(num_nodes=1, cpus=2, log=tmp_path_factory.mktemp("ray") / "cluster.log")
-    try:
-        with connected_to(cluster) as found:
-            yield found
-    finally:
-        cluster.close()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DrillCluster]:
+    """One with a machine of two CPUs."""
+    found = DrillCluster(num_nodes=1, cpus=2, log=tmp_path_factory.mktemp("ray") / "cluster.log")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def ray(cluster: DrillCluster) -> Iterator[Any]:
+    """The cluster, which this process is connected to."""
+    with connected_to(cluster) as found:
+        yield found
+
+
+def test_a_program_that_has_imported_ray_before_is_connected_too(cluster: DrillCluster):
+    code = """
+        import os, sys, ray
+        os.environ |= {"RAY_AUTH_TOKEN": sys.argv[2]}
+        from shoal.data.ray_data import connected
+        with connected(sys.argv[1]) as found:
+            assert found is ray and ray.cluster_resources()["CPU"] == 2
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), cluster.address, cluster.environment["RAY_AUTH_TOKEN"]]
+    subprocess.run(command, check=True, timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -58,8 +58,9 @@ def flip_where(images: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
     """uint8 `[B, C, H, W]` images as float32 with mean 0 and deviation 1 per channel; mean and std are for 0..1."""
-    scale, shift = _scale_and_shift(tuple(mean), tuple(std), images.device)
-    if images.device.type != "cpu" or images.numel() <= _CACHED:
+    device = images.device
+    scale, shift = _scale_and_shift(tuple(mean), tuple(std), device)
+    if images.numel() <= _CACHED or device.type != "cpu":
         return (images.contiguous() * scale).sub_(shift)
     # Some at a time, which stay in the processor's cache from one pass to the next, into memory that was used before.
     normalized = RECYCLED.empty(tuple(images.shape), torch.float32)

@@ -89,7 +89,7 @@ class MemoryDataset:
         rows = torch.from_numpy(indices)
         if self.tensors[0].is_cuda:
             rows = rows.pin_memory().to(self.tensors[0].device, non_blocking=True)
-        return tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+        return tuple([tensor.index_select(0, rows) for tensor in self.tensors])
 
     def batch(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, ...]:
         """The rows at `indices` of every tensor, transformed."""

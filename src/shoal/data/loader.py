@@ -163,10 +163,11 @@ class _Answers:
             for _, found in answered:
                 if found.bad:
                     self.loading.statistics.skip(found.bad)
+            if self._how_many is None:
+                yield answered
+                continue
             began = time.perf_counter()
             yield answered
-            if self._how_many is None:
-                continue
             if (count := self._how_many.note(read_s, time.perf_counter() - began)) is not None:
                 self._reader.close()
                 self._reader = self._open(count)
@@ -192,18 +193,11 @@ class _Answers:
 def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> Iterator[list[MicroBatch]]:
     """Micro-batches, moved to the device where one is given: a step ahead, so that copying and computing overlap."""
     transform = transform_of(dataset) if _is_raw(dataset, loading) else None
-    if loading.device.type == "cpu" and transform is None:
+    if loading.device.type == "cpu" and transform is None and loading.count is None:
         for step in answered:
-            yield [_micro_batch(answer.batch, answer, loading) for _, answer in step]
+            yield [MicroBatch(answer.batch, answer.num_samples) for _, answer in step]
         return
     feed = DeviceFeed(loading.device, transform)
-    if loading.device.type == "cpu":
-        for step in answered:
-            yield [
-                _micro_batch(feed.send(answer.batch, answer.indices, request.epoch).batch, answer, loading)
-                for request, answer in step
-            ]
-        return
     waiting = None
     for step in answered:
         sent = []

@@ -1,7 +1,8 @@
 """Reading one micro-batch, whoever does it: the training process, a process beside it, or a machine elsewhere."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ class Answer(NamedTuple):
     """Samples that could not be read."""
 
 
-def read_items(dataset: Any, epoch: int, indices: np.ndarray, seed: int) -> Any:
+def read_items(dataset: Any, indices: np.ndarray, epoch: int, seed: int) -> Any:
     """One micro-batch, item by item.
 
     Each item is read, and all are put together, under a seed of their own, (seed, epoch, sample), so that random
@@ -95,11 +96,8 @@ class Reading:
         starts = getattr(self.dataset, "starts", None)
         return read_or_replace(read, request.indices, request.epoch, len(self.dataset), starts)
 
-    def _read(self, indices: np.ndarray, epoch: int) -> Any:
-        if not self._reads_batches:
-            return read_items(self.dataset, epoch, indices, self.seed)
-        return self.dataset.raw(indices, epoch) if self.is_raw else self.dataset.batch(indices, epoch)
-
     @cached_property
-    def _reads_batches(self) -> bool:
-        return reads_batches(self.dataset)
+    def _read(self) -> Callable[[np.ndarray, int], Any]:
+        if not reads_batches(self.dataset):
+            return partial(read_items, self.dataset, seed=self.seed)
+        return self.dataset.raw if self.is_raw else self.dataset.batch  # type: ignore[no-any-return]

@@ -5,13 +5,13 @@ import os
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import UserError
 from shoal.core.machine import usable_cores
+from shoal.core.ray_connection import has_token, host_and_port, is_loopback, ray_settings, why_silent
 from shoal.data.section import CustomData
 from shoal.launch.environment import QUIET_RAY
 from shoal.launch.local import check_shared, threads_of
@@ -21,7 +21,6 @@ from shoal.launch.run import Launch, Prepared
 from shoal.recipe.schema import Recipe
 from shoal.tasks.section import CustomTask
 
-_ANSWERS_WITHIN_S = 5.0
 _FOR_US = {signal.SIGTERM, signal.SIGHUP}
 _FORMS = "auto, HOST:PORT or ray://HOST:PORT"
 
@@ -72,7 +71,7 @@ def check_address(address: str | None) -> None:
     """Refuse what cannot be the address of a cluster."""
     if address is not None and "://" in address and not address.startswith("ray://"):
         raise UserError(f"--address: {address!r} should be {_FORMS}; http:// addresses are for shoal submit")
-    if address not in (None, "auto") and not _host_and_port(address)[1]:
+    if address not in (None, "auto") and not host_and_port(address)[1]:
         raise UserError(f"--address: {address!r} should be {_FORMS}")
 
 
@@ -100,17 +99,16 @@ def connected(workers: int, how: Launch, readers: int = 0) -> Iterator[tuple[Any
     `readers`: processes that read data beside the workers, for which a Ray of our own must have room.
     """
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    host, port = _host_and_port(how.address)
-    if how.address is None or host.startswith("127.") or host == "localhost":
-        # A Ray of our own stays on the loopback interface. Ray looks at this variable when it is imported.
-        settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    host, port = host_and_port(how.address)
+    # A Ray of our own stays there.
+    on_loopback = how.address is None or is_loopback(host)
     if how.address is None and not how.dashboard:
         settings |= QUIET_RAY
     if port:
         _check_answers(how.address, host, port)
-    if how.address is not None and _has_token():
+    if how.address is not None and has_token():
         settings["RAY_AUTH_MODE"] = "token"  # connecting, Ray does not always look for it by itself
-    with _environment(settings), _signals_kept():
+    with ray_settings(settings, on_loopback=on_loopback):
         ray, context = _ray(workers, how, readers)
     try:
         yield ray, getattr(context, "dashboard_url", None)
@@ -119,15 +117,9 @@ def connected(workers: int, how: Launch, readers: int = 0) -> Iterator[tuple[Any
             _shut_down(ray, is_own=how.address is None)
 
 
-def _host_and_port(address: str | None) -> tuple[str, int | None]:
-    """Of HOST:PORT and ray://HOST:PORT; Ray knows of itself what `auto` means."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    return (host, int(port)) if host and port.isascii() and port.isdigit() and int(port) < 1 << 16 else ("", None)
-
-
 def _is_here(address: str) -> bool:
     """Whether a cluster's address is one of this machine's own, which then is likely to train."""
-    host, port = _host_and_port(address)
+    host, port = host_and_port(address)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((host, 0))
@@ -137,25 +129,14 @@ def _is_here(address: str) -> bool:
 
 
 def _check_answers(address: str | None, host: str, port: int) -> None:
-    """Whether anybody is there: Ray itself would try for minutes."""
-    try:
-        socket.create_connection((host, port), timeout=_ANSWERS_WITHIN_S).close()
-    except OSError as error:
-        raise _no_cluster(address, error.strerror or str(error)) from error
+    if reason := why_silent(host, port):
+        raise _no_cluster(address, reason)
 
 
 def _no_cluster(address: str | None, reason: str) -> UserError:
     return UserError(
         f"--address: no Ray cluster answers at {address!r} ({reason}); start one with ray start --head, or leave this "
         "out"
-    )
-
-
-def _has_token() -> bool:
-    """Whether this user has a token for Ray."""
-    return (
-        bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys())
-        or (Path.home() / ".ray" / "auth_token").is_file()
     )
 
 
@@ -262,37 +243,10 @@ def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> Any:
         found = ray._private.services.canonicalize_bootstrap_address(address) if address == "auto" else None
     except ConnectionError as error:
         raise _no_cluster(address, "none runs on this machine, and RAY_ADDRESS is not set") from error
-    host, port = _host_and_port(found)
+    host, port = host_and_port(found)
     if port:
         _check_answers(f"auto, which is {found}", host, port)
     try:
         return ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise _no_cluster(address, next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that Ray reads when it starts, unless the user has set them."""
-    fresh = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(fresh)
-    try:
-        yield
-    finally:
-        for name in fresh:
-            os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """What this process does on a signal stays as it was: Ray would end it on a SIGTERM, without a checkpoint."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:
-                signal.signal(number, handler)

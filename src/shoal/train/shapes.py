@@ -58,7 +58,7 @@ def shapes_of(datasets: Datasets, section: Section | None, seed: int) -> Shapes:
     def read(count: int) -> Any:
         if reads_batches(dataset):
             return dataset.batch(indices[:count], 0)
-        return read_items(dataset, 0, indices[:count], seed)
+        return read_items(dataset, indices[:count], 0, seed)
 
     two, three = read(2), read(3)
     if isinstance(section, sections.CsvText):  # a batch is as long as its longest text

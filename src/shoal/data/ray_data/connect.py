@@ -2,23 +2,20 @@
 
 import contextlib
 import os
-import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import UserError
+from shoal.core.ray_connection import has_token, host_and_port, is_loopback, ray_settings, signals_kept, why_silent
 from shoal.data.ray_data.travel import last_line
 
 NAMESPACE = "shoal-data"
 GROWS_WITHIN_S = 900.0
 """How long a cluster with an autoscaler may take to bring machines."""
 ROOM_WITHIN_S = 60.0
-_ANSWERS_WITHIN_S = 5.0
 _LOOK_EVERY_S = 0.5
 _NO_CLUSTER = "data.loader: ray needs a Ray cluster: --launcher ray or --address"
 
@@ -39,9 +36,9 @@ def connected(address: str | None = None) -> Iterator[Any]:
     `RAY_ADDRESS` names. No cluster is ever started: it would be one for each worker.
     """
     with _Connection.lock:
-        ray = _ray(address)
-        if not ray.is_initialized():
-            _connect(ray, _address(address))
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            ray = _connect(_address(address))
             _Connection.users, _Connection.is_ours = 0, True
         _Connection.users += 1
     try:
@@ -51,21 +48,8 @@ def connected(address: str | None = None) -> Iterator[Any]:
             _Connection.users -= 1
             if not _Connection.users and _Connection.is_ours:
                 _Connection.is_ours = False
-                with _signals_kept():
+                with signals_kept():
                     ray.shutdown()
-
-
-def _ray(address: str | None) -> Any:
-    """The package, imported with the settings that the cluster needs."""
-    if "ray" not in sys.modules:
-        host = _host_and_port(_address(address))[0]
-        # Ray looks at this when it is imported, and would take another address of this machine for loopback.
-        is_loopback = host.startswith("127.") or host == "localhost"
-        with _environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if is_loopback else {}):
-            import ray
-    else:
-        import ray
-    return ray
 
 
 def _address(address: str | None) -> str:
@@ -77,54 +61,20 @@ def _address(address: str | None) -> str:
     return found
 
 
-def _connect(ray: Any, address: str) -> None:
-    host, port = _host_and_port(address)
-    if port:
-        try:  # Ray itself would try for minutes
-            socket.create_connection((host, port), timeout=_ANSWERS_WITHIN_S).close()
-        except OSError as error:
-            raise UserError(f"{_NO_CLUSTER}; nobody answers at {address} ({error.strerror or error})") from error
-    has_token = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    has_token = has_token or (Path.home() / ".ray" / "auth_token").is_file()
-    settings = {"RAY_USAGE_STATS_ENABLED": "0"} | ({"RAY_AUTH_MODE": "token"} if has_token else {})
-    with _environment(settings), _signals_kept():
+def _connect(address: str) -> Any:
+    host, port = host_and_port(address)
+    if port and (reason := why_silent(host, port)):
+        raise UserError(f"{_NO_CLUSTER}; nobody answers at {address} ({reason})")
+    settings = {"RAY_USAGE_STATS_ENABLED": "0"} | ({"RAY_AUTH_MODE": "token"} if has_token() else {})
+    with ray_settings(settings, on_loopback=is_loopback(host)):
+        import ray  # not before: importing Ray fixes its settings
+
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
         try:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="CRITICAL")
+            ray.init(address=address, namespace=NAMESPACE, **quiet)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UserError(f"{_NO_CLUSTER}; {address} does not let us in: {last_line(error)}") from error
-
-
-def _host_and_port(address: str) -> tuple[str, int | None]:
-    host, _, port = address.rpartition(":")
-    return (host, int(port)) if host and port.isascii() and port.isdigit() else ("", None)
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Variables that Ray reads when it connects, unless they are set; what Ray itself sets does not stay either."""
-    fresh = {name: value for name, value in values.items() if name not in os.environ}
-    ours = {*fresh, "PYTHONBREAKPOINT"} - os.environ.keys()
-    os.environ.update(fresh)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """What this process does on a signal stays as it was: Ray would end it on a SIGTERM, without a checkpoint."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:
-                signal.signal(number, handler)
+    return ray
 
 
 def grows(ray: Any) -> bool:
