@@ -361,13 +361,6 @@ def test_wrong_input_is_told_and_changes_nothing(copy: Path, capfd: Capture, arg
     assert everything(Path()) == before
 
 
-@pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("1.5 kb", 1500), ("2GiB", 2 << 30), ("77", 77)])
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
-    from shoal.cli.checkpoints import _size
-
-    assert _size(text) == size
-
-
 @pytest.mark.parametrize("wrong", ["[3]", "${env:NOT_SET_AT_ALL}"])
 def test_a_recipe_that_cannot_be_read_is_told(copy: Path, capfd: Capture, wrong: str) -> None:
     (copy.parent / "recipe.yaml").write_text(f"checkpoint:\n  keep_last: {wrong}\n")

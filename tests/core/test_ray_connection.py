@@ -23,7 +23,7 @@ from shoal.core.ray_connection import has_token, host_and_port, is_loopback, ray
         ("head:", ("", None)),
         ("head:65536", ("", None)),
         (":6379", ("", None)),
-        ("head:６", ("", None)),
+        ("head:\uff16", ("", None)),
     ],
 )
 def test_addresses_are_taken_apart(address, found):

@@ -21,7 +21,7 @@ from shoal.bench.drill_cluster import DrillCluster
 from shoal.core.errors import RunError, UserError
 from shoal.core.group import Group
 from shoal.data.order import Order
-from shoal.data.ray_data import RayReaders, RayRows, RowReader, connected, ray_reader
+from shoal.data.ray_data import RayReaders, RayRows, RowReader, connected
 from shoal.data.ray_data.blocks import Blocks, Span
 from shoal.data.ray_data.travel import Failed, Where
 from shoal.data.requests import step_requests
@@ -208,20 +208,13 @@ def test_the_requests_of_a_reader_that_was_killed_go_to_another(readers: RayRead
 
 
 @pytest.mark.slow
-def test_as_a_function_that_gives_the_next(ray: Any):
-    with ray_reader(Samples(), requests_of(1, 2), read, count=1, cpus=0.0) as next_batch:
-        assert [next_batch()["index"].tolist() for _ in range(2)] == [[1], [2]]
-        with pytest.raises(StopIteration):
-            next_batch()
-
-
-@pytest.mark.slow
 def test_samples_that_end_every_reader_end_the_run(ray: Any):
     asked = itertools.chain(requests_of(2), requests_of(3, manner="die"))
-    with ray_reader(Samples(), asked, read, count=1, cpus=0.0) as next_batch:
-        next_batch()
+    with contextlib.closing(RayReaders(Samples(), read, count=1, cpus=0.0)) as readers:
+        answers = readers.answers(asked)
+        next(answers)
         with pytest.raises(RunError, match=r"4 processes have ended .* the same samples \(3\)"):
-            next_batch()
+            next(answers)
 
 
 def test_what_cannot_travel_is_refused_in_words(ray: Any):
@@ -235,9 +228,9 @@ def test_no_room_is_told(ray: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shoal.data.ray_data.readers.ROOM_WITHIN_S", 0.5)
     with (
         pytest.raises(UserError, match=r"no room for a reader of 64 CPU: .* of 2 CPU are free"),
-        ray_reader(Samples(), requests_of(1), read, count=1, cpus=64) as next_batch,
+        contextlib.closing(RayReaders(Samples(), read, count=1, cpus=64)) as readers,
     ):
-        next_batch()
+        next(readers.answers(requests_of(1)))
 
 
 def test_without_a_cluster_the_user_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from torch import nn
 
 from shoal.core.errors import UserError
 from shoal.core.group import Group
+from shoal.core.move import move
 from shoal.core.objective import Objective
 from shoal.core.process import Process, choose_device
 from shoal.core.rng import seed_all
@@ -28,7 +29,6 @@ from shoal.observe.run_folder import RunFolder
 from shoal.parallel.build import build_unit
 from shoal.parallel.numerics import autocast, build_scaler, torch_settings
 from shoal.parallel.optimizer import build_optimizer
-from shoal.parallel.replica import move
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
 from shoal.train.build import step_settings

@@ -1,6 +1,5 @@
 """`shoal checkpoints`: what is saved of a run, whether it is whole, the weights alone, and what need not be kept."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.cli.completing import complete_run
+from shoal.cli.sizes import in_units, parse_size
 from shoal.core.errors import UserError
 from shoal.core.storage import expand_home, is_checkpoint, to_json_line
 from shoal.observe.console import format_metric
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 _RUN = click.argument("name", metavar="RUN", shell_complete=complete_run)
 _JSON = click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
 _STEP = click.option("--step", type=click.IntRange(min=0), metavar="N", help="The checkpoint of this step alone.")
-_LARGE = ((12, "TB"), (9, "GB"), (6, "MB"))
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 @click.group("checkpoints")
@@ -54,7 +51,7 @@ def list_command(name: str, as_json: bool) -> int:
     for info in found:
         manifest = info.manifest
         metrics = "  ".join(f"{name} {format_metric(name, value)}" for name, value in sorted(info.metrics.items()))
-        facts = (f"{info.step:,}", str(manifest.epoch), _in_units(info.num_bytes), str(manifest.world_size))
+        facts = (f"{info.step:,}", str(manifest.epoch), in_units(info.num_bytes), str(manifest.world_size))
         table.add_row(*facts, manifest.strategy, metrics, age(manifest.time), str(info.path))
     console = Console(highlight=False, markup=False)
     (console if console.is_terminal else Console(highlight=False, markup=False, width=200)).print(table)
@@ -85,7 +82,7 @@ def verify_command(name: str, step: int | None, as_json: bool) -> int:
 
 def _line(looked: "Looked") -> str:
     speed = looked.to_record()["gb_per_s"]
-    size = _in_units(looked.num_bytes) if looked.info else "-"
+    size = in_units(looked.num_bytes) if looked.info else "-"
     rate = "-" if speed is None else f"{speed:.2f} GB/s"
     return f"step {looked.step:<8} {size:>12} {rate:>11}  " + f"{looked.state}: {looked.words}".removesuffix(": ")
 
@@ -123,7 +120,7 @@ def export_command(
 
     if best and step is not None:
         raise UserError("--best: names a checkpoint, and so does --step; leave one of them out")
-    max_bytes = _size(max_shard_size)
+    max_bytes = parse_size(max_shard_size, "--max-shard-size", such_as="5GB, 500MB or 2GiB")
     paths = _chosen(name, step)
     path = _best(name) if best else paths[-1]
     run = path.parent.parent.name if path.parent.name == "checkpoints" else path.parent.name
@@ -134,7 +131,7 @@ def export_command(
     done = export(info, Request(run or "weights", target, max_bytes, dtype, force))
     code = done.loader.read_text(encoding="utf-8")
     files = f"{len(done.files)} files in {done.path}" if len(done.files) > 1 else str(done.files[0])
-    click.echo(f"step {info.step}: {done.num_tensors:,} tensors, {_in_units(done.num_bytes)}, in {files}", err=as_json)
+    click.echo(f"step {info.step}: {done.num_tensors:,} tensors, {in_units(done.num_bytes)}, in {files}", err=as_json)
     click.echo(f"loaded by {done.loader}:\n\n{code}", err=as_json, nl=False)
     if as_json:
         facts = {"run": run, "step": info.step, "path": str(done.path), "files": [str(file) for file in done.files]}
@@ -186,12 +183,12 @@ def prune_command(
 
 def _account(pruned: "Pruned", dry_run: bool) -> list[str]:
     verb, freed = ("would delete", "would be freed") if dry_run else ("deleted", "freed")
-    lines = [f"{verb} {removed.path}  {_in_units(removed.num_bytes)}" for removed in pruned.removed]
+    lines = [f"{verb} {removed.path}  {in_units(removed.num_bytes)}" for removed in pruned.removed]
     lines += [f"left step {step}: it is being read" for step in pruned.being_read]
     if pruned.problem is not None:
         lines.append(f"deleted no checkpoint: {pruned.problem}; --corrupt deletes it if another is whole")
     kept = ", ".join(f"{step:,}" for step in pruned.kept) or "none"
-    return [*lines, f"{_in_units(pruned.num_bytes)} {freed}; kept: {kept}"]
+    return [*lines, f"{in_units(pruned.num_bytes)} {freed}; kept: {kept}"]
 
 
 def _chosen(name: str, step: int | None) -> list[Path]:
@@ -245,18 +242,3 @@ def _policy(run: Path, given: dict[str, Any]) -> "CheckpointSection":
         return CheckpointSection.model_validate(resolved["checkpoint"] | given)
     except ValidationError as error:
         raise UserError(f"{run / 'recipe.yaml'}: checkpoint: {error.errors()[0]['msg']}") from error
-
-
-def _size(text: str) -> int:
-    """`5GB`, `500 MB`, `2GiB` or a number of bytes."""
-    match = _SIZE.fullmatch(text.strip().lower())
-    size = int(float(match.group(1)) * _UNITS.get(match.group(2), 0)) if match else 0
-    if size <= 0:
-        raise UserError(f"--max-shard-size: {text!r} is not a size; give one such as 5GB, 500MB or 2GiB")
-    return size
-
-
-def _in_units(num_bytes: int) -> str:
-    """`31.6 kB`, `4.2 GB`"""
-    size, unit = next(((10**power, unit) for power, unit in _LARGE if num_bytes >= 10**power), (1000, "kB"))
-    return f"{num_bytes / size:,.1f} {unit}"

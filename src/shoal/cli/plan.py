@@ -1,11 +1,10 @@
 """`shoal plan`: what a recipe will need, before machines are asked for; and whether that is true."""
 
-import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.cli.sizes import parse_size
 from shoal.cli.words import ADDRESS, GPU, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import UserError
 from shoal.core.storage import to_json_line
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
     from shoal.recipe.schema import Recipe
     from shoal.train.advise import Outcome
     from shoal.train.forecast import Forecast
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
-_SHOWN = 40
-"""Characters of wrong input that are repeated."""
-_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @click.command("plan")
@@ -60,7 +54,9 @@ def command(
     recipes, overrides = recipes_and_overrides(words, workers, gpu)
     loaded = load_recipe(recipes, overrides)
     recipe = loaded.recipe
-    of_gpu = _size(gpu_memory) if gpu_memory is not None else None
+    of_gpu = None
+    if gpu_memory is not None:
+        of_gpu = parse_size(gpu_memory, "--gpu-memory", least=10**6, such_as="80GiB, 24GB or 512MiB")
     if check:
         _check_machine(recipe)
     room = _ask_for_room(recipe, address) if address is not None else None  # what is wrong with it shows at once
@@ -204,19 +200,6 @@ def _show(table: "Table", to_stderr: bool) -> None:
     how: dict[str, Any] = {"highlight": False, "markup": False, "stderr": to_stderr}
     console = Console(**how)
     (console if console.is_terminal else Console(**how, width=200)).print(table)
-
-
-def _size(text: str) -> int:
-    """`80GiB`, `24 GB`."""
-    match = _SIZE.fullmatch(text.strip().lower())
-    size = float(match.group(1)) * _UNITS.get(match.group(2), 0) if match else 0.0
-    if not 1 <= size < math.inf:
-        raise UserError(f"--gpu-memory: {_shown(text)} is not a size; give one such as 80GiB, 24GB or 512MiB")
-    return int(size)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 def _in_seconds(seconds: float) -> str:

@@ -19,6 +19,7 @@ from shoal.data.processes import InLine, Reader, open_reader
 from shoal.data.ray_data import RayRows
 from shoal.data.read import Answer, OnError, Reading
 from shoal.data.requests import Request, evaluation_requests, step_requests
+from shoal.data.shards.store import CachedStore, Follower
 from shoal.data.shuffle import Windowed
 from shoal.data.statistics import DataStatistics
 
@@ -261,8 +262,9 @@ class _Nowhere:
 
 def _following(
     dataset: Any, files: Iterator[tuple[int, list[int]]], steps_ahead: int, loading: Loading
-) -> contextlib.AbstractContextManager[Any]:
-    """Has files fetched before they are needed, where a dataset does such a thing."""
-    if not hasattr(dataset, "following"):
+) -> contextlib.AbstractContextManager[_Nowhere | Follower]:
+    """Has files fetched before they are needed, where they are in an object store."""
+    store = getattr(dataset, "store", None)
+    if not isinstance(store, CachedStore):
         return contextlib.nullcontext(_Nowhere())
-    return dataset.following(files, steps_ahead, loading.statistics, loading.tell)  # type: ignore[no-any-return]
+    return store.following(files, steps_ahead, loading.statistics, loading.tell)

@@ -1,9 +1,7 @@
 """Language modelling over files of token ids, of which only the windows of a batch are read."""
 
-import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ from shoal.data.shards.find import find_shards, is_remote, local_folders
 from shoal.data.shards.index import Shard, ShardIndex
 from shoal.data.shards.opened import RowError
 from shoal.data.shards.sharded import MOST_OPEN, REMEDY
-from shoal.data.shards.store import Following, LocalStore, Store
-from shoal.data.statistics import DataStatistics
+from shoal.data.shards.store import LocalStore, Store
 from shoal.data.windows import IGNORE, count_windows
 
 VOCAB_SIZE = 50_304
@@ -193,16 +190,6 @@ class TokenDataset:
         if len(self._open) > MOST_OPEN:
             os.close(self._open.popitem(last=False)[1])
         return descriptor
-
-    def following(
-        self,
-        files: Iterator[tuple[int, list[int]]],
-        steps_ahead: int,
-        statistics: DataStatistics,
-        tell: Callable[[str], None],
-    ) -> contextlib.AbstractContextManager[Following]:
-        """Inside, shards are brought here before they are needed."""
-        return self.store.following(files, steps_ahead, statistics, tell)
 
     def close(self) -> None:
         """Let go of all files."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
-from shoal.core.move import move as move  # noqa: PLC0414
+from shoal.core.move import move
 from shoal.core.objective import Count, LossResult, Measured, Objective, check_loss
 from shoal.core.parts import copy_own_part, is_distributed, shape_of
 from shoal.core.process import Process

@@ -48,9 +48,9 @@ def build_small() -> dict[str, Any]:
 def build_by_recipe(file: str, device: torch.device) -> dict[str, Any]:
     """The same model, data and optimizer as Shoal's."""
     from shoal.bench.step import build_bench
+    from shoal.core.move import move
     from shoal.parallel.numerics import autocast
     from shoal.parallel.optimizer import build_optimizer
-    from shoal.parallel.replica import move
     from shoal.recipe.load import load_recipe
 
     recipe = load_recipe([file]).recipe

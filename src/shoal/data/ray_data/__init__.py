@@ -14,8 +14,8 @@ Ray is imported in functions alone: importing it fixes its settings.
 """
 
 from shoal.data.ray_data.connect import connected
-from shoal.data.ray_data.readers import RayReaders, ray_reader
+from shoal.data.ray_data.readers import RayReaders
 from shoal.data.ray_data.row_reader import RowReader
 from shoal.data.ray_data.rows import RayRows
 
-__all__ = ["RayReaders", "RayRows", "RowReader", "connected", "ray_reader"]
+__all__ = ["RayReaders", "RayRows", "RowReader", "connected"]

@@ -237,22 +237,3 @@ class RayReaders:
 def _which(request: Any) -> str:
     indices = getattr(request, "indices", None)
     return str(request) if indices is None else f"{', '.join(map(str, indices[:8]))}{', ...' * (len(indices) > 8)}"
-
-
-@contextlib.contextmanager
-def ray_reader(
-    dataset: Any,
-    requests: Iterator[Any],
-    read: Callable[[Any, Any], Any],
-    *,
-    count: int = 2,
-    cpus: float = 1.0,
-    ahead: int | None = None,
-    address: str | None = None,
-) -> Iterator[Callable[[], Any]]:
-    """A function that gives the answer to the next request, in their order; see `RayReaders`."""
-    readers = RayReaders(dataset, read, count=count, cpus=cpus, ahead=ahead, address=address)
-    try:
-        yield readers.answers(requests).__next__
-    finally:
-        readers.close()

@@ -1,4 +1,4 @@
-"""Rows of JSON lines, read in any order without holding them in memory: where each begins is known."""
+"""Rows of text files, read in any order without holding them in memory: where each begins is known. JSON lines."""
 
 import json
 from array import array
@@ -12,15 +12,14 @@ import numpy as np
 
 from shoal.core.errors import UserError
 from shoal.core.imports import require
+from shoal.data.shards.labels import Labels, no_column
 
 Row = dict[str, Any]
-Look = Callable[[Row, str], None]
-"""Sees every row, and where it stands, when a file is first read."""
 Piece = tuple[str, bool]
 """Some text, and whether a document ends with it."""
 
 TABLE_ROWS = 1024
-BOM = b"\xef\xbb\xbf"
+_BOM = b"\xef\xbb\xbf"
 _MOST_OPEN = 64
 
 
@@ -53,14 +52,16 @@ def shuffled(num_rows: int, seed: int | None) -> np.ndarray:
 class Records:
     """Pieces of files by number, read where they begin."""
 
-    def __init__(self, files: Sequence[Path], starts: Sequence[np.ndarray]) -> None:
+    def __init__(self, files: Sequence[Path], starts: Sequence["array[int]"]) -> None:
+        """Where the pieces of each file begin; a piece ends where the next one begins."""
         self.files = files
-        self._starts = np.concatenate([np.zeros(0, np.int64), *starts])
+        found = [np.array(start, dtype=np.int64) for start in starts]
         ends = [
-            np.append(start[1:], path.stat().st_size) for path, start in zip(files, starts, strict=True) if len(start)
+            np.append(start[1:], path.stat().st_size) for path, start in zip(files, found, strict=True) if len(start)
         ]
+        self._starts = np.concatenate([np.zeros(0, np.int64), *found])
         self._ends = np.concatenate([np.zeros(0, np.int64), *ends])
-        self._first = np.cumsum([0, *(len(start) for start in starts)])
+        self._first = np.cumsum([0, *map(len, found)])
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -84,16 +85,22 @@ class Records:
 
 
 @dataclass(frozen=True)
-class JsonRows:
-    """Rows of JSON lines; written again they are the same bytes."""
+class FileRows:
+    """Rows that are pieces of files."""
 
     records: Records
+    parse: Callable[[bytes], Row]
+    """A record as a row."""
+    to_json: Callable[[bytes], bytes]
+    """A record as JSON."""
     column: str | None
+    """Where the text is."""
     schema: Any = None
+    """For Arrow tables."""
 
     @property
     def num_rows(self) -> int:
-        """Lines that are not empty."""
+        """Without header lines and empty ones."""
         return len(self.records)
 
     def order(self, seed: int | None) -> np.ndarray:
@@ -101,37 +108,43 @@ class JsonRows:
         return shuffled(self.num_rows, seed)
 
     def lines(self, order: np.ndarray) -> Iterator[bytes]:
-        """The bytes as they are."""
-        return (line.strip() for line in self.records.read(order))
+        """As JSON, without line ends."""
+        return map(self.to_json, self.records.read(order))
 
     def tables(self, order: np.ndarray) -> Iterator[Any]:
         """By the schema that all rows fit."""
-        return tables_of((json.loads(line) for line in self.records.read(order)), self.schema)
+        return _tables(map(self.parse, self.records.read(order)), self.schema)
 
     def texts(self, order: np.ndarray) -> Iterator[Piece]:
         """The column."""
-        for line in self.records.read(order):
-            yield _encodable(json.loads(line)[self.column]), True
+        assert self.column is not None
+        for record in self.records.read(order):
+            yield _encodable(self.parse(record)[self.column]), True
 
 
-def open_json(files: Sequence[Path], column: str | None, with_schema: bool) -> JsonRows:
-    """Read all files once: every line must be a JSON object, with text in `column`."""
+def open_json(files: Sequence[Path], column: str | None, labels: Labels | None, with_schema: bool) -> FileRows:
+    """Read all files once: every line must be a JSON object, with text in `column`; written again, it is the same."""
     schema = _Schema() if with_schema else None
+    found = []
+    for path in files:
+        starts = array("q")
+        for where, start, row in _json_rows(path):
+            starts.append(start)
+            if column is not None:
+                _check_text(row, column, where)
+            if labels is not None:
+                labels.add_row(row, where)
+            if schema is not None:
+                schema.add(row, where)
+        found.append(starts)
+    return FileRows(
+        Records(files, found), json.loads, bytes.strip, column, schema.found() if schema is not None else None
+    )
 
-    def look(row: Row, where: str) -> None:
-        if column is not None:
-            check_text(row, column, where)
-        if schema is not None:
-            schema.add(row, where)
 
-    starts = [_index_json(path, look) for path in files]
-    return JsonRows(Records(files, starts), column, schema.found() if schema is not None else None)
-
-
-def check_text(row: Row, column: str, where: str) -> None:
-    """That there is text in the column."""
+def _check_text(row: Row, column: str, where: str) -> None:
     if column not in row:
-        raise UserError(f"--column: {where}: has no column {column!r}; it has: {', '.join(map(str, row))}")
+        raise no_column("--column", where, column, list(row))
     if not isinstance(row[column], str):
         raise UserError(f"--column: {where}: {column!r} is {json.dumps(row[column])[:40]}, not text; correct the row")
 
@@ -145,7 +158,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-def tables_of(rows: Iterable[Row], schema: Any) -> Iterator[Any]:
+def _tables(rows: Iterable[Row], schema: Any) -> Iterator[Any]:
     """Arrow tables of so many rows each."""
     arrow = require("pyarrow", "--format", "parquet")
     batch: list[Row] = []
@@ -191,12 +204,18 @@ class _Schema:
         self._batch = []
 
 
-def _index_json(path: Path, look: Look) -> np.ndarray:
-    """Where the lines begin."""
-    starts = array("q")
-    with path.open("rb") as file:
-        position = len(BOM) if file.read(len(BOM)) == BOM else 0
-        file.seek(position)
+def open_at_text(path: Path) -> IO[bytes]:
+    """The file, after its byte order mark if it has one."""
+    file = path.open("rb")
+    if file.read(len(_BOM)) != _BOM:
+        file.seek(0)
+    return file
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, int, Row]]:
+    """Where each line is, for people and in bytes, and what it says."""
+    with open_at_text(path) as file:
+        position = file.tell()
         for number, line in enumerate(file, 1):
             if line.strip():
                 where = f"{path}: line {number}"
@@ -206,7 +225,5 @@ def _index_json(path: Path, look: Look) -> np.ndarray:
                     raise UserError(f"SRC: {where} is not JSON ({error}); correct it or take it out") from error
                 if not isinstance(row, dict):
                     raise UserError(f"SRC: {where} is not a JSON object but a {type(row).__name__}; correct it")
-                look(row, where)
-                starts.append(position)
+                yield where, position, row
             position += len(line)
-    return np.frombuffer(starts, dtype=np.int64) if starts else np.zeros(0, np.int64)

@@ -1,9 +1,8 @@
 """A dataset in shards: any sample by its number, from whichever file it is in."""
 
-import contextlib
 import errno
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 from shoal.data.bad_samples import BadSample, BadSampleError, DataGoneError
 from shoal.data.shards.index import ShardIndex
 from shoal.data.shards.opened import HELD_BYTES, OPEN, OpenShard, RowError
-from shoal.data.shards.store import Following, Store
-from shoal.data.statistics import DataStatistics
+from shoal.data.shards.store import Store
 
 REMEDY = "shoal data verify lists all files that are not whole: put back a copy, or make the shards again"
 _TRIES = 3
@@ -111,16 +109,6 @@ class ShardedRows:
             found = len(shard)
             shard.close()
             raise RowError(f"the file has {found:,} rows, and the index says {about.rows:,}")
-
-    def following(
-        self,
-        files: Iterator[tuple[int, list[int]]],
-        steps_ahead: int,
-        statistics: DataStatistics,
-        tell: Callable[[str], None],
-    ) -> contextlib.AbstractContextManager[Following]:
-        """Inside, shards are brought here before they are needed."""
-        return self.store.following(files, steps_ahead, statistics, tell)
 
     def close(self) -> None:
         """Let go of all files."""

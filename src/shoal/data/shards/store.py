@@ -44,14 +44,6 @@ _LEFTOVER_S = 3600.0
 _WRONG_BYTES_TRIES = 2
 
 
-class Following(Protocol):
-    """Is told how far the loop has come."""
-
-    def at(self, step: int) -> None:
-        """The loop has come to this step."""
-        ...
-
-
 class Store(Protocol):
     """Brings a shard to this machine."""
 
@@ -61,13 +53,6 @@ class Store(Protocol):
 
     def where(self, number: int) -> str:
         """Its address, for messages."""
-        ...
-
-    def following(
-        self, files: Iterator[tuple[int, list[int]]], steps_ahead: int, statistics: DataStatistics, tell: Tell
-    ) -> contextlib.AbstractContextManager["Following"]:
-        """Inside, shards are brought here before they are needed: in the order that `files` gives them, each with the
-        step that needs it, `steps_ahead` of the step that the loop is at."""
         ...
 
 
@@ -88,19 +73,6 @@ class LocalStore:
     def where(self, number: int) -> str:
         """The same in words."""
         return str(self.folder / self.index.shards[number].file)
-
-    def following(
-        self, files: Iterator[tuple[int, list[int]]], steps_ahead: int, statistics: DataStatistics, tell: Tell
-    ) -> contextlib.AbstractContextManager["Following"]:
-        """The system reads ahead by itself."""
-        return contextlib.nullcontext(_AtHand())
-
-
-class _AtHand:
-    """Nothing is fetched."""
-
-    def at(self, step: int) -> None:
-        """Nothing."""
 
 
 class CachedStore:
@@ -243,7 +215,8 @@ class CachedStore:
     def following(
         self, files: Iterator[tuple[int, list[int]]], steps_ahead: int, statistics: DataStatistics, tell: Tell
     ) -> Iterator["Follower"]:
-        """Fetches by threads."""
+        """Inside, shards are brought here before they are needed: in the order that `files` gives them, each with the
+        step that needs it, `steps_ahead` of the step that the loop is at."""
         follower = Follower(self, files, steps_ahead, statistics, tell)
         try:
             yield follower
