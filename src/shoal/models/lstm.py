@@ -79,9 +79,18 @@ class LstmLayer(nn.Module):
         super().__init__()
         self.ahead = nn.LSTM(inputs, hidden, batch_first=True)
         self.back = nn.LSTM(inputs, hidden, batch_first=True) if bidirectional else None
+        # oneDNN has no bfloat16 LSTM for processors without AVX-512, and torch then raises.
+        has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self.needs_float = has_onednn and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def forward(self, x: torch.Tensor, reversal: torch.Tensor) -> torch.Tensor:
         """`[batch, tokens, inputs]` -> `[batch, tokens, hidden]`, twice as wide with both directions."""
+        if self.needs_float and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self._read(x.float(), reversal)
+        return self._read(x, reversal)
+
+    def _read(self, x: torch.Tensor, reversal: torch.Tensor) -> torch.Tensor:
         ahead: torch.Tensor = self.ahead(x)[0]
         if self.back is None:
             return ahead
