@@ -177,6 +177,32 @@ def test_a_job_that_fails_is_status_1_with_its_reason(submit: Callable[..., Pope
 # ---------------------------------------------------------------- left alone, stopped, gone on with
 
 
+READ_ELSEWHERE = """
+import ray, slow_task
+
+class Items:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        sent = ray.get_runtime_context().runtime_env["working_dir"]  # no reader of another machine had it otherwise
+        assert sent.startswith("gcs://"), sent
+        return float(index) + slow_task.torch.zeros(4), slow_task.torch.zeros(1)
+
+class Task(slow_task.Slow):
+    def datasets(self):
+        return {"train": Items()}
+"""
+
+
+@pytest.mark.slow
+def test_what_reads_on_the_cluster_has_the_code_too(submit: Callable[..., Popen], here: Path) -> None:
+    (here / "elsewhere.py").write_text(READ_ELSEWHERE)
+    words = ["task=elsewhere:Task", "data.loader=ray", "data.workers=1", "cluster.workers=1"]
+    status, out, err = ended(submit("slow.yaml", *words, "--working-dir", ".", "--wait", "--json"))
+    assert status == 0, err
+    assert last_json(out)["summary"]["step"] == 8
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_job_running_and_follow_shows_it_all(
     submit: Callable[..., Popen], head: Head, here: Path

@@ -5,6 +5,7 @@ with half of what each needs. Places beyond that are asked for one by one; they 
 """
 
 import contextlib
+import json
 import os
 import time
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any
 
 import ray
 import ray.util.client
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -38,9 +40,13 @@ class RayAgent(Agent):
         for name, value in QUIET_RAY.items():  # meant for Ray, which has read it, and not for what the worker starts
             if os.environ.get(name) == value:
                 del os.environ[name]
-        # Where the data is read by the cluster too, the trainer joins it as a program of its own.
-        environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address} | job["environment"]
-        return super().start(job | self.device() | {"environment": environment})
+        # Where the data is read by the cluster too, the trainer joins it as a program of its own, and what reads for
+        # it needs the code that came with the job.
+        context = ray.get_runtime_context()
+        joins = {"RAY_ADDRESS": context.gcs_address}
+        if context.runtime_env:
+            joins[RAY_JOB_CONFIG_JSON_ENV_VAR] = json.dumps({"runtime_env": dict(context.runtime_env)})
+        return super().start(job | self.device() | {"environment": joins | job["environment"]})
 
     def device(self) -> dict[str, int]:
         """Whether Ray has given this actor a GPU, and its number: it sees no other, so it is always the first."""
