@@ -2,6 +2,7 @@
 
 import os
 import random
+import traceback
 from collections import Counter
 
 import numpy as np
@@ -140,6 +141,19 @@ def test_a_users_error_in_a_loader_worker_arrives_as_it_was_raised(workers):
     with pytest.raises(UserError) as caught:
         list(steps)
     assert str(caught.value) == "data.dir: file 7 is corrupt; delete it"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_sample_that_a_users_code_fails_at_is_named(workers):
+    class Fails(RandomItems):
+        def __getitem__(self, index):
+            return 1 // (index - 5)
+
+    steps = train_batches(Fails(8), Order(8, 4, 0), 0, 2, micro_batch=4, loading=Loading(workers=workers))
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(steps)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "(sample 5; data.on_error=skip leaves such samples out)" in told
 
 
 def test_loader_workers_are_not_in_the_process_group_that_signals_go_to():

@@ -42,7 +42,11 @@ def read_items(dataset: Any, indices: np.ndarray, epoch: int, seed: int) -> Any:
     with isolated_rng(seed):
         for index in indices.tolist():
             seed_host(derive_seed(seed, epoch, index))
-            items.append(dataset[index])
+            try:
+                items.append(dataset[index])
+            except Exception as error:
+                error.add_note(f"(sample {index}; data.on_error=skip leaves such samples out)")
+                raise
         return collate(items)
 
 
