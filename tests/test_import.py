@@ -26,7 +26,7 @@ try:
     load_recipe(["digits"], ["optim.lrr=1"])
 except shoal.UserError:
     pass
-for command in ("train", "runs", "checkpoints", "bench", "completion"):
+for command in ("train", "runs", "checkpoints", "plan", "drill", "bench", "data", "submit", "completion"):
     assert shoal.cli.main.run([command, "--help"]) == 0
 assert shoal.cli.main.run(["train", "--list"]) == 0
 assert shoal.cli.main.run(["train", "gpt2", "--dry-run"]) == 0

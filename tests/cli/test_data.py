@@ -95,9 +95,50 @@ def test_shards_go_to_a_store(stories: Path, s3: "Proxy", capfd: Capture) -> Non
         ("tokenizer stories.jsonl -o stories.jsonl", "-o: stories.jsonl is already there; --overwrite replaces it"),
         ("tokenizer stories.jsonl -o t.json --vocab-size 9", "--vocab-size: 9 is too few"),
         ("tokenizer stories.jsonl -o t.json --column body", "--column: stories.jsonl: line 1: has no column 'body'"),
+        (
+            "shard stories.jsonl out --tokenizer bytes --column txt",
+            "--column: stories.jsonl: line 1: has no column 'txt'",
+        ),
+        (
+            "shard stories.jsonl out --label tect",
+            "--label: stories.jsonl: line 1: has no column 'tect'; it has: text; did",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(arguments: str, says: str, stories: Path, capfd: Capture) -> None:
     assert run(["data", *arguments.split()]) == 2
     assert f"error: {says}" in error(capfd)
     assert [path.name for path in Path().iterdir()] == ["stories.jsonl"]
+
+
+def test_an_end_that_the_tokenizer_does_not_know_is_refused_also_where_none_is_needed(
+    here: Path, capfd: Capture
+) -> None:
+    Path("book.txt").write_text("One text, by itself.\n" * 50)
+    assert run("data tokenizer book.txt -o tok.json --vocab-size 300".split()) == 0
+    capfd.readouterr()
+    assert run("data shard book.txt out --tokenizer tok.json --end-of-text <eos>".split()) == 2
+    assert "error: --end-of-text: tok.json has no token '<eos>'; its special tokens: <|endoftext|>" in error(capfd)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("arguments", ["photos", "book.txt --column text"])
+def test_training_a_tokenizer_speaks_of_options_that_it_has(arguments: str, here: Path, capfd: Capture) -> None:
+    Path("photos/cat").mkdir(parents=True)
+    Path("photos/cat/1.jpg").write_bytes(b"x")
+    Path("book.txt").write_text("text")
+    assert run(["data", "tokenizer", *arguments.split(), "-o", "tok.json"]) == 2
+    assert "--tokenizer" not in error(capfd)
+
+
+def test_columns_and_classes_are_printed(here: Path, capfd: Capture) -> None:
+    Path("news.csv").write_text("World,war\nSports,a game\n")  # no header, and nothing in it that tells
+    assert run("data shard news.csv out".split()) == 0
+    assert capfd.readouterr().out.endswith("; columns: World, war\n")
+    assert run("data shard news.csv out --columns label,text --overwrite".split()) == 0
+    assert capfd.readouterr().out.endswith("; columns: label, text; 2 classes\n")
+    Path("news.csv").write_text("World,war\n,a game\n")
+    assert run("data shard news.csv out --columns label,text --overwrite".split()) == 0
+    assert (
+        capfd.readouterr().err == "the index lists no classes: news.csv: line 2: 'label' is \"\", which is no class\n"
+    )

@@ -124,14 +124,24 @@ def test_what_is_no_tokenizer_is_told(content: str | None, says: str, tmp_path: 
 def test_what_cannot_be_encoded_is_told(bpe_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'c' is none of its 2 characters"):
         Characters("ab").encode(["abc"])
-    with pytest.raises(UserError, match="has no <eos> to end documents with; name the one that it has: --end-of-text"):
-        make_tokenizer(str(bpe_file), [], separated=True, end_of_text="<eos>")
+    for separated in (False, True):
+        with pytest.raises(
+            UserError, match=r"--end-of-text: .* has no token '<eos>'; its special tokens: <\|endoftext"
+        ):
+            make_tokenizer(str(bpe_file), [], separated=separated, end_of_text="<eos>")
+    other = tmp_path / "other.json"
+    other.write_text(bpe_file.read_text(encoding="utf-8").replace(END_OF_TEXT, "<eos>"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"has no <\|endoftext\|> to end documents with; .* it has: --end-of-text"):
+        make_tokenizer(str(other), [], separated=True)
+    assert make_tokenizer(str(other), [], separated=True, end_of_text="<eos>").end_of_text == 0
     with pytest.raises(UserError, match="--vocab-size: 256 is too few"):
         train_bpe(iter(TEXTS), 256)
     path = tmp_path / "one.json"
     path.write_text(Characters("ab").to_json(), encoding="utf-8")
     with pytest.raises(UserError, match="take chars"):
         make_tokenizer(str(path), [], separated=True)
+    with pytest.raises(UserError, match=r"--end-of-text: .* is of chars, which has no such token; leave it out"):
+        make_tokenizer(str(path), [], separated=False, end_of_text="<eos>")
 
 
 def test_a_recipe_can_name_a_tokenizer(bpe_file: Path, tmp_path: Path) -> None:

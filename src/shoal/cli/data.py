@@ -20,6 +20,7 @@ _COLUMN = click.option("--column", metavar="NAME", help="Where the text is in ro
 _COLUMNS = click.option("--columns", metavar="A,B,...", help="The columns of CSV files that have no header line.")
 _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace what is there.")
 _TELL_EVERY_S = 5.0
+_MOST_COLUMNS = 10
 
 
 @click.group("data")
@@ -39,6 +40,7 @@ def command() -> None:
 @click.option("--resize", type=click.IntRange(min=1), metavar="N", help="Scale images down: the shorter side to N.")
 @click.option("--tokenizer", metavar="chars|bytes|FILE.json", help="Make tokens of text.")
 @_COLUMN
+@click.option("--label", metavar="NAME", help="Where the class is in rows, for the index (label, if there is one).")
 @_COLUMNS
 @click.option("--end-of-text", metavar="TOKEN", help="What ends a document, of a FILE.json (<|endoftext|>).")
 @click.option("--val-fraction", type=float, metavar="F", help="Split this share off for validation.")
@@ -54,6 +56,7 @@ def shard_command(
     resize: int | None,
     tokenizer: str | None,
     column: str | None,
+    label: str | None,
     columns: str | None,
     end_of_text: str | None,
     val_fraction: float | None,
@@ -70,7 +73,6 @@ def shard_command(
     shoal data shard stories.jsonl s3://bucket/stories --tokenizer tokenizer.json --val-fraction 0.01
     """
     from shoal.data.shards.make import Request, make_shards
-    from shoal.data.tokenizer import END_OF_TEXT
 
     if val_fraction is not None and not 0 < val_fraction < 1:
         raise UserError(f"--val-fraction: {val_fraction:g} is not between 0 and 1")
@@ -85,14 +87,15 @@ def shard_command(
         resize=resize,
         tokenizer=tokenizer,
         column=column,
+        label=label,
         columns=_names(columns),
-        end_of_text=end_of_text or END_OF_TEXT,
+        end_of_text=end_of_text,
         val_fraction=val_fraction,
         overwrite=overwrite,
     )
     started = time.monotonic()
     tell = _now_and_then()
-    indexes = make_shards(request, lambda shard: tell(_shard_line(shard)))
+    indexes = make_shards(request, lambda shard: tell(_shard_line(shard)), lambda line: click.echo(line, err=True))
     _account(indexes, target, time.monotonic() - started, as_json)
     return 0
 
@@ -209,12 +212,18 @@ def _account(indexes: "dict[str, ShardIndex]", folder: str, seconds: float, as_j
         where = f"{folder.rstrip('/')}/{part}".rstrip("/")
         unit = "tokens" if index.format == "tokens" else "rows"
         size = in_units(index.num_bytes)
-        click.echo(
-            f"{where}: {index.num_rows:,} {unit} in {len(index.shards):,} {index.format} files, {size}", err=as_json
-        )
+        files = f"{len(index.shards):,} {index.format} files"
+        click.echo(f"{where}: {index.num_rows:,} {unit} in {files}, {size}{_about(index)}", err=as_json)
         parts[part or "."] = {"rows": index.num_rows, "shards": len(index.shards), "bytes": index.num_bytes}
     if as_json:
         sums = {name: sum(counts[name] for counts in parts.values()) for name in ("rows", "shards", "bytes")}
         format_ = next(iter(indexes.values())).format
         facts = {"folder": folder, "format": format_, **sums, "seconds": round(seconds, 3), "parts": parts}
         click.echo(to_json_line(facts))
+
+
+def _about(index: "ShardIndex") -> str:
+    """What was taken for the columns, so that a row in the place of a header is seen, and for the classes."""
+    columns, classes = index.about.get("columns") or [], index.about.get("classes") or []
+    listed = f"; columns: {', '.join(columns[:_MOST_COLUMNS])}{', ...' * (len(columns) > _MOST_COLUMNS)}"
+    return (listed if columns else "") + (f"; {len(classes):,} classes" if classes else "")

@@ -47,7 +47,9 @@ def count_classes(given: int | None, train: ShardIndex, val: ShardIndex | None) 
         raise UserError(
             "data.classes: is required, because the index of the shards names no classes, for example data.classes=1000"
         )
-    if classes is not None and given is not None and given != len(classes):
+    are_numbers = classes == [str(number) for number in range(len(classes or ()))]
+    has_room = are_numbers and given is not None and given > len(classes or ())  # for those that no row here has
+    if classes is not None and given is not None and given != len(classes) and not has_room:
         raise UserError(
             f"data.classes: {given} is not the number of classes in the index, {len(classes)}; leave it out"
         )
@@ -92,6 +94,9 @@ class ImageShards(ShardedRows):
 
     def _label(self, row: dict[str, Any]) -> int:
         if self.index.format != "folder":
+            value = row.get(self.label_column)
+            if self.index.format == "parquet" and isinstance(value, str) and value in self._by_name:
+                return self._by_name[value]
             return _label(row, self.label_column, self.num_classes)
         if row["folder"] not in self._by_name:
             raise RowError(f"is in the folder {row['folder']}, which is no class")

@@ -12,6 +12,7 @@ from shoal.data.image_shards import count_classes
 from shoal.data.section import TextShards
 from shoal.data.shards.find import find_shards
 from shoal.data.shards.index import ShardIndex
+from shoal.data.shards.labels import no_column
 from shoal.data.shards.opened import RowError
 from shoal.data.shards.sharded import ShardedRows
 from shoal.data.shards.store import Store
@@ -28,6 +29,7 @@ def load_text_shards(section: TextShards) -> Datasets:
     for index, store in (train, *([val] if val is not None else [])):
         if index.format not in ("jsonl", "parquet"):
             raise UserError(f"data.dir: {store.where(0)} is {index.format}; texts are in jsonl or parquet")
+        _check_columns(section, index, store)
     if section.tokenizer == "chars":
         raise UserError(
             "data.tokenizer: chars needs all texts to find its characters; use bytes, or a tokenizer's file"
@@ -44,6 +46,14 @@ def load_text_shards(section: TextShards) -> Datasets:
         val=part(val) if val is not None else None,
         spec=DataSpec(num_classes=num_classes, vocab_size=tokenizer.vocab_size + 1),
     )
+
+
+def _check_columns(section: TextShards, index: ShardIndex, store: Store) -> None:
+    """A wrong name is told before the run, where the index knows the columns."""
+    columns = index.about.get("columns")
+    for field, column in (("data.text", section.text), ("data.label", section.label)):
+        if columns is not None and column not in columns:
+            raise no_column(field, store.where(0), column, columns)
 
 
 def _is_broken(text: str) -> bool:

@@ -159,6 +159,12 @@ class Bpe:
         """The id of the token that ends a document, if there is such a token."""
         return self._end_of_text
 
+    @property
+    def special_tokens(self) -> list[str]:
+        """Those that are not made of text, by their ids."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return [token.content for _, token in sorted(added.items()) if token.special]
+
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """All texts at once, on all cores."""
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -189,7 +195,12 @@ def encode_characters(text: str) -> tuple[str, np.ndarray]:
 
 
 def make_tokenizer(
-    name: str, texts: Iterable[str], *, separated: bool, field: str = "--tokenizer", end_of_text: str = END_OF_TEXT
+    name: str,
+    texts: Iterable[str],
+    *,
+    separated: bool,
+    field: str = "--tokenizer",
+    end_of_text: str | None = None,
 ) -> Tokenizer:
     """The tokenizer that a user names: `chars` (whose vocabulary `texts` give), `bytes`, or a file.
 
@@ -198,17 +209,27 @@ def make_tokenizer(
         texts: All that will be encoded; only `chars` reads them.
         separated: Whether documents are to be told apart.
         field: Option or field of the recipe, for messages.
-        end_of_text: The token of a file's tokenizer that ends a document.
+        end_of_text: The token of a file's tokenizer that ends a document, if a user named one.
     """
     if name == "chars":
         return Characters(find_characters(texts), separated)
     if name == "bytes":
         return Bytes(separated)
-    tokenizer = load_tokenizer(expand_home(name), field, end_of_text)
+    tokenizer = load_tokenizer(expand_home(name), field, end_of_text or END_OF_TEXT)
+    if end_of_text is not None:
+        _check_end_of_text(tokenizer, name, end_of_text)
     if separated and tokenizer.end_of_text is None:
         remedy = "name the one that it has: --end-of-text" if isinstance(tokenizer, Bpe) else f"take {tokenizer.name}"
-        raise UserError(f"{field}: {name} has no {end_of_text} to end documents with; {remedy}")
+        raise UserError(f"{field}: {name} has no {END_OF_TEXT} to end documents with; {remedy}")
     return tokenizer
+
+
+def _check_end_of_text(tokenizer: Tokenizer, name: str, token: str) -> None:
+    if not isinstance(tokenizer, Bpe):
+        raise UserError(f"--end-of-text: {name} is of {tokenizer.name}, which has no such token; leave it out")
+    if tokenizer.end_of_text is None:
+        special = ", ".join(tokenizer.special_tokens[:10]) or "none"
+        raise UserError(f"--end-of-text: {name} has no token {token!r}; its special tokens: {special}")
 
 
 def load_tokenizer(path: Path, field: str = "--tokenizer", end_of_text: str = END_OF_TEXT) -> Tokenizer:

@@ -127,6 +127,11 @@ def test_images_are_scaled_down_and_never_up(photos: Path, tmp_path: Path) -> No
 
 def test_classes_that_cannot_be_learned_and_images_that_cannot_be_read_are_told(photos: Path, tmp_path: Path) -> None:
     (photos / "val" / "cat" / "bad.jpg").write_bytes(b"not an image")
+    with pytest.raises(UserError, match=r"SRC: .*bad.jpg: is no image that Pillow knows; ") as caught:
+        make(photos, tmp_path / "out", resize=10)
+    assert "BytesIO" not in str(caught.value)
+    whole = (photos / "val" / "cat" / "0.v1.jpg").read_bytes()
+    (photos / "val" / "cat" / "bad.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"SRC: .*bad.jpg: cannot be decoded"):
         make(photos, tmp_path / "out", resize=10)
     (photos / "val" / "fox").mkdir()
@@ -175,7 +180,7 @@ def test_parquet_keeps_types_and_is_shuffled_within_bounded_memory(tmp_path: Pat
     make(path, tmp_path / "out")
     assert pq.read_schema(tmp_path / "out" / "shard-00000.parquet") == schema
     assert by_id(parquet_rows(tmp_path / "out")) == rows
-    source = ParquetRows([path], None, window_bytes=3000)
+    source = ParquetRows([path], None, None, window_bytes=3000)
     order = source.order(0)
     assert sorted(order.tolist()) == list(range(1000)) and order.tolist() != list(range(1000))
     read = [row["id"] for table in source.tables(order) for row in table.to_pylist()]
@@ -282,7 +287,17 @@ def test_half_a_surrogate_pair_does_no_harm(tmp_path: Path) -> None:
         ("a.jsonl", '{"a": 1}\n[1]\n', {}, "line 2 is not a JSON object but a list"),
         ("a.jsonl", "\n\n", {}, "holds no rows"),
         ("a.jsonl", '{"a": 1}\n{"a": "x"}\n', {"format": "parquet"}, "--format: .* does not fit in a Parquet column"),
-        ("a.jsonl", '{"a": "x"}\n', {"tokenizer": "chars"}, "--column: .*line 1: has no column 'text'; it has: a"),
+        ("a.jsonl", '{"a": "x"}\n', {"tokenizer": "chars"}, "--column: .*line 1: has no column 'text'; it has: a$"),
+        ("a.jsonl", '{"txt": "x"}\n', {"tokenizer": "chars"}, "it has: txt; did you mean txt?"),
+        ("a.jsonl", '{"labels": "x"}\n', {"label": "label"}, "--label: .*line 1: has no column 'label'.* mean labels?"),
+        ("a.csv", "text,topic\na,b\n", {"label": "topics"}, "--label: .*has no column 'topics'.*did you mean topic?"),
+        ("a.csv", "good,a fish\nbad,b\n", {"tokenizer": "chars"}, "--column: .*is a row and no header, give --columns"),
+        ("a.csv", "good,a fish\nbad,b\n", {"label": "x"}, "--label: .*if its first line is a row .* give --columns"),
+        ("a.csv", "3,a fish\n4,b\n", {}, "its first line holds 3, so it is a row and no header; .* --columns"),
+        ("a.csv", ",a fish\n4,b\n", {}, "its first line does not name the columns, .* or give --columns"),
+        ("a.csv", "a,b\n1,2\n", {"columns": ("a", "b")}, "--columns: .* first line already; leave --columns out"),
+        ("a.csv", "1,2\n", {"columns": ("a",)}, "line 1 has 2 columns, not 1 .a.; correct it, or --columns"),
+        ("a.jsonl", '{"text": "a"}\n', {"tokenizer": "chars", "label": "a"}, "--label: .*, without --tokenizer"),
         ("a.jsonl", '{"text": 3}\n', {"tokenizer": "chars"}, "--column: .*'text' is 3, not text"),
         ("a.jsonl", '{"text": "a"}\n', {"tokenizer": "gpt2"}, "--tokenizer: gpt2: No such file"),
         ("a.jsonl", '{"text": "a"}\n', {"val_fraction": 0.5}, "--val-fraction: 0.5 of 1 rows leaves none to train on"),

@@ -6,7 +6,6 @@ import threading
 import time
 
 import boto3
-import numpy as np
 import pytest
 import xxhash
 
@@ -221,5 +220,3 @@ def test_files_of_this_machine(tmp_path):
     assert store.path(0) == tmp_path / "a.bin" and store.where(1) == f"{tmp_path}/b.bin"
     with pytest.raises(RowError, match="not there"):
         store.path(1)
-    with store.following(iter([]), 1, DataStatistics(), silent) as follower:
-        follower.at(np.int64(3))

@@ -82,7 +82,7 @@ def open_images(folder: Path, classes: Sequence[str], resize: int | None) -> Ima
 
 def shrink(content: bytes, suffix: str, size: int, path: Path) -> tuple[bytes, str]:
     """The image with its shorter side scaled down to `size`, as JPEG; as it is, if it is not larger."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content)) as file:
@@ -90,6 +90,8 @@ def shrink(content: bytes, suffix: str, size: int, path: Path) -> tuple[bytes, s
                 file.load()  # a damaged image is found now
                 return content, suffix
             image = file.convert("RGB")
+    except UnidentifiedImageError as error:  # whose words name an object in memory, not the file
+        raise UserError(f"SRC: {path}: is no image that Pillow knows; replace it or delete it") from error
     except Exception as error:
         # Pillow's decoders raise many kinds of errors on damaged files.
         raise UserError(f"SRC: {path}: cannot be decoded ({error}); replace the image or delete it") from error

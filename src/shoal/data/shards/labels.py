@@ -28,17 +28,17 @@ class Labels:
         self.found: set[str] = set()
         self.problem: str | None = None
 
-    def is_among(self, names: Sequence[str], where: str, remedy: str = "") -> bool:
-        """Whether rows with columns of these names have it; an error if it was asked for and they do not."""
-        if self.is_asked and self.column not in names:
+    def has(self, names: Sequence[str], where: str, remedy: str = "") -> bool:
+        """Whether the column is one of these; an error if it was asked for and is not."""
+        if self.column in names:
+            return True
+        if self.is_asked:
             raise no_column("--label", where, self.column, names, remedy)
-        return self.column in names
+        return False
 
     def add_row(self, row: Mapping[str, Any], where: str) -> None:
         """One more row."""
-        if self.problem is not None:
-            return
-        if self.is_among(list(row), where):
+        if self.has(list(row), where):
             self.add(row[self.column], where)
         else:
             self.refuse(f"{where}: has no column {self.column!r}")
@@ -57,8 +57,8 @@ class Labels:
     def refuse(self, problem: str) -> None:
         """There are no classes."""
         if self.is_asked:
-            raise UserError(f"--label: {problem}; correct the rows, or leave --label out to have no classes listed")
-        self.problem = problem
+            raise UserError(f"--label: {problem}; correct the rows, or leave this out to have no classes in the index")
+        self.problem = self.problem or problem
 
     def classes(self) -> list[str]:
         """Sorted names; numbers are the numbers of classes, and so begin with 0 and leave none out."""
@@ -89,8 +89,8 @@ def common_classes(parts: Mapping[str, Labels]) -> tuple[list[str], str | None]:
 
 
 def no_column(option: str, where: str, column: str, names: Sequence[str], remedy: str = "") -> UserError:
-    """The error that a column is not there."""
+    """The error that a column is not there; `remedy` is told where no name is near."""
     guess = nearest(column, map(str, names))
     listed = ", ".join(map(str, names[:_MOST_LISTED])) + (", ..." if len(names) > _MOST_LISTED else "")
-    hint = f"; did you mean {guess}?" if guess else ""
-    return UserError(f"{option}: {where}: has no column {column!r}; it has: {listed or 'none'}{remedy}{hint}")
+    hint = f"; did you mean {guess}?" if guess else remedy
+    return UserError(f"{option}: {where}: has no column {column!r}; it has: {listed or 'none'}{hint}")

@@ -15,6 +15,7 @@ from shoal.data.shards.csv_rows import open_csv
 from shoal.data.shards.folder import failures_told, open_folder
 from shoal.data.shards.images import Images, list_classes, open_images
 from shoal.data.shards.index import Shard, ShardIndex
+from shoal.data.shards.labels import Labels, common_classes
 from shoal.data.shards.parquet_rows import ParquetRows
 from shoal.data.shards.records import Piece, Rows, open_json, shuffled
 from shoal.data.shards.source import Source, find_parts
@@ -28,7 +29,7 @@ from shoal.data.shards.write import (
     write_tokens,
     writing,
 )
-from shoal.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, make_tokenizer, train_bpe
+from shoal.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, train_bpe
 
 Content = Images | TextFiles | Rows
 
@@ -48,9 +49,12 @@ class Request:
     tokenizer: str | None = None
     column: str | None = None
     """Where the text is in rows; `text` if not given."""
+    label: str | None = None
+    """Where the class is in rows; `label`, where rows have that, if not given."""
     columns: tuple[str, ...] | None = None
     """Of CSV files without a header."""
-    end_of_text: str = END_OF_TEXT
+    end_of_text: str | None = None
+    """What ends a document, of a tokenizer's file."""
     val_fraction: float | None = None
     overwrite: bool = False
 
@@ -63,17 +67,38 @@ class Part:
     order: np.ndarray
 
 
-def make_shards(request: Request, tell: Callable[[Shard], None]) -> dict[str, ShardIndex]:
-    """Write the shards of each part; `tell` hears of each file. The parts are "", or `train` and `val`."""
+@dataclass(frozen=True)
+class Opened:
+    """All that is written, read once and found good."""
+
+    parts: dict[str, Part]
+    classes: list[str]
+    """For the index."""
+    remark: str | None
+    """What the user might not expect of it."""
+
+
+def make_shards(
+    request: Request, tell: Callable[[Shard], None], remark: Callable[[str], None] = lambda line: None
+) -> dict[str, ShardIndex]:
+    """Write the shards of each part: "", or `train` and `val`.
+
+    Args:
+        request: What, and where to.
+        tell: Hears of each file.
+        remark: Hears what the user might not expect.
+    """
     sources = find_parts(request.source)
     kind = next(iter(sources.values())).kind
     format_ = choose_format(request, kind)
     _check_apart(request)
-    parts, classes = _open_parts(request, sources, kind, format_)
-    fill = _filler(request, parts, kind, format_, classes)
+    opened = _open_parts(request, sources, kind, format_)
+    fill = _filler(request, opened, kind, format_)
     target = open_folder(request.target, "DST")
-    with failures_told("DST"), writing(target, parts, format_, request.overwrite, tell) as writers:
-        for name, part in parts.items():
+    with failures_told("DST"), writing(target, opened.parts, format_, request.overwrite, tell) as writers:
+        if opened.remark is not None:
+            remark(opened.remark)
+        for name, part in opened.parts.items():
             fill(writers[name], part)
     return {name: writer.index() for name, writer in writers.items()}
 
@@ -91,10 +116,17 @@ def choose_format(request: Request, kind: str) -> str:
         format_, allowed = ("parquet" if kind == "parquet" else "jsonl"), ("jsonl", "parquet")
     if request.format is not None and request.format not in allowed:
         raise UserError(f"--format: {request.format} cannot be made of {kind}; allowed: {', '.join(allowed)}")
+    is_tokens = format_ == "tokens"
+    text, classes = "the text of rows", "the class of rows"
     wrong = {
         "--tokenizer": (request.tokenizer, kind != "images", "text"),
         "--resize": (request.resize, kind == "images", "images"),
-        "--column": (request.column, format_ == "tokens" and kind != "text", "the text of rows, with --tokenizer"),
+        "--column": (request.column, is_tokens and kind != "text", text if is_tokens else f"{text}, with --tokenizer"),
+        "--label": (
+            request.label,
+            kind != "images" and not is_tokens,
+            f"{classes}, without --tokenizer" if is_tokens else classes,
+        ),
         "--columns": (request.columns, kind == "csv", "CSV files"),
     }
     for option, (given, fits, what) in wrong.items():
@@ -112,40 +144,46 @@ def _check_apart(request: Request) -> None:
         raise UserError(f"DST: {request.target} is in {request.source}, which is read; give a folder outside it")
 
 
-def _open_parts(
-    request: Request, sources: dict[str, Source], kind: str, format_: str
-) -> tuple[dict[str, Part], list[str]]:
-    """The rows of each part in the order that they are written in, and the classes of images."""
-    classes = list_classes(next(iter(sources.values())).root) if kind == "images" else []
-    contents = {name: _open(request, source, format_, classes) for name, source in sources.items()}
+def _open_parts(request: Request, sources: dict[str, Source], kind: str, format_: str) -> Opened:
+    labels = {name: Labels(request.label) for name in sources}
+    folders = list_classes(next(iter(sources.values())).root) if kind == "images" else []
+    contents = {name: _open(request, source, format_, folders, labels[name]) for name, source in sources.items()}
     for name, content in contents.items():
         if content.num_rows == 0:
             raise UserError(f"SRC: {sources[name].root} holds no rows; there is nothing to write")
+    classes, remark = (folders, None) if kind == "images" else common_classes(labels)
+    return Opened(_split(request, contents), classes, remark)
+
+
+def _split(request: Request, contents: dict[str, Content]) -> dict[str, Part]:
+    """The rows of each part in the order that they are written in."""
     if request.val_fraction is None:
-        return {name: Part(content, content.order(request.seed)) for name, content in contents.items()}, classes
+        return {name: Part(content, content.order(request.seed)) for name, content in contents.items()}
     if "val" in contents:
         raise UserError(f"--val-fraction: {request.source} has a folder val already; leave this out")
     (content,) = contents.values()
     if isinstance(content, TextFiles) and content.num_rows == 1:
         head, tail = split_tail(content.documents[0], request.val_fraction)
-        return {"train": Part(head, np.arange(1)), "val": Part(tail, np.arange(1))}, classes
+        return {"train": Part(head, np.arange(1)), "val": Part(tail, np.arange(1))}
     train, val = split_rows(content, request.val_fraction, request.seed)
-    return {"train": Part(content, train), "val": Part(content, val)}, classes
+    return {"train": Part(content, train), "val": Part(content, val)}
 
 
-def _open(request: Request, source: Source, format_: str, classes: list[str]) -> Content:
-    column = (request.column or "text") if format_ == "tokens" else None
+def _open(request: Request, source: Source, format_: str, folders: list[str], labels: Labels | None) -> Content:
+    column = None
+    if format_ == "tokens":
+        column, labels = request.column or "text", None
     match source.kind:
         case "images":
-            return open_images(source.root, classes, request.resize)
+            return open_images(source.root, folders, request.resize)
         case "text":
             return open_texts(source.files)
         case "jsonl":
-            return open_json(source.files, column, with_schema=format_ == "parquet")
+            return open_json(source.files, column, labels, with_schema=format_ == "parquet")
         case "csv":
-            return open_csv(source.files, column, request.columns, with_schema=format_ == "parquet")
+            return open_csv(source.files, column, labels, request.columns, with_schema=format_ == "parquet")
         case _:
-            return ParquetRows(source.files, column)
+            return ParquetRows(source.files, column, labels)
 
 
 def split_rows(content: Content, fraction: float, seed: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -160,18 +198,17 @@ def split_rows(content: Content, fraction: float, seed: int | None) -> tuple[np.
     return order[~is_val[order]], order[is_val[order]]
 
 
-def _filler(
-    request: Request, parts: dict[str, Part], kind: str, format_: str, classes: list[str]
-) -> Callable[[ShardWriter, Part], None]:
+def _filler(request: Request, opened: Opened, kind: str, format_: str) -> Callable[[ShardWriter, Part], None]:
     """What writes a part."""
     if format_ == "tokens":
-        return _token_filler(request, parts, separated=kind != "text" or _num_texts(parts) > 1)
+        return _token_filler(request, opened.parts, separated=kind != "text" or _num_texts(opened.parts) > 1)
 
     def fill(writer: ShardWriter, part: Part) -> None:
         content: Any = part.content
+        columns = {} if format_ == "tar" else {"columns": list(content.names)}
+        writer.about = {**columns, **({"classes": opened.classes} if opened.classes else {})}
         match format_:
             case "tar":
-                writer.about = {"classes": classes}
                 write_tar(writer, content.samples(part.order), request.shard_bytes)
             case "jsonl":
                 write_jsonl(writer, content.lines(part.order), request.shard_bytes)
@@ -227,9 +264,11 @@ def train_tokenizer(
     """Train a byte-level BPE on all text of `source` and write it to `target`; returns its number of ids."""
     sources = find_parts(source)
     part = sources.get("train") or next(iter(sources.values()))  # what is validated on is not learned from
+    if part.kind == "images":
+        raise UserError(f"SRC: {part.root} holds images; give .txt, .jsonl, .csv or .parquet files")
     request = Request(source, str(target), 1, tokenizer=str(target), column=column, columns=columns)
     choose_format(request, part.kind)
-    content = _open(request, part, "tokens", [])
+    content = _open(request, part, "tokens", [], None)
     if content.num_rows == 0:
         raise UserError(f"SRC: {part.root} holds no text")
     pieces = _pieces(Part(content, content.order(None)))

@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.core.errors import UserError
 from shoal.core.imports import require
+from shoal.data.shards.labels import Labels, no_column
 from shoal.data.shards.records import TABLE_ROWS, Piece
 
 WINDOW_BYTES = 256 << 20
@@ -19,7 +20,9 @@ WINDOW_BYTES = 256 << 20
 class ParquetRows:
     """Rows of Parquet files with one schema."""
 
-    def __init__(self, files: Sequence[Path], column: str | None, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(
+        self, files: Sequence[Path], column: str | None, labels: Labels | None, window_bytes: int = WINDOW_BYTES
+    ) -> None:
         self._parquet = require("pyarrow.parquet", "SRC", "parquet")
         self._arrow = require("pyarrow", "SRC", "parquet")
         self._column = column
@@ -38,8 +41,12 @@ class ParquetRows:
                 sizes.append(metadata.row_group(group).total_byte_size)
         if column is not None:
             self._check_column(first, column, files[0])
+        self.names: tuple[str, ...] = tuple(first.names)
+        """Of all columns."""
         self._first = np.cumsum([0, *rows])
         self._sizes = sizes
+        if labels is not None and labels.has(self.names, str(files[0])):
+            self._find_classes(labels, first.field(labels.column).type)
 
     @property
     def num_rows(self) -> int:
@@ -132,8 +139,22 @@ class ParquetRows:
 
     def _check_column(self, schema: Any, column: str, path: Path) -> None:
         if column not in schema.names:
-            raise UserError(f"--column: {path}: has no column {column!r}; it has: {', '.join(schema.names)}")
+            raise no_column("--column", str(path), column, schema.names)
         kind = schema.field(column).type
         types = self._arrow.types
         if not (types.is_string(kind) or types.is_large_string(kind)):
             raise UserError(f"--column: {path}: {column!r} holds {kind}, not text")
+
+    def _find_classes(self, labels: Labels, kind: Any) -> None:
+        """Read one column, and no other."""
+        types = self._arrow.types
+        values = kind.value_type if types.is_dictionary(kind) else kind
+        may_be = (types.is_string, types.is_large_string, types.is_integer, types.is_boolean)
+        if not any(is_kind(values) for is_kind in may_be):
+            labels.refuse(
+                f"{self._groups[0][0] if self._groups else 'SRC'}: {labels.column!r} holds {kind}, not classes"
+            )
+            return
+        for group, (path, number) in enumerate(self._groups):
+            for value in self._read_group(group, [labels.column]).column(0).unique().to_pylist():
+                labels.add(value, f"{path}: row group {number}")

@@ -27,6 +27,10 @@ class Rows(Protocol):
     """What shards of rows are made of. An order is an array of row numbers."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of all columns."""
+
+    @property
     def num_rows(self) -> int:
         """How many there are."""
 
@@ -89,6 +93,8 @@ class FileRows:
     """Rows that are pieces of files."""
 
     records: Records
+    names: tuple[str, ...]
+    """Of the columns."""
     parse: Callable[[bytes], Row]
     """A record as a row."""
     to_json: Callable[[bytes], bytes]
@@ -125,11 +131,13 @@ class FileRows:
 def open_json(files: Sequence[Path], column: str | None, labels: Labels | None, with_schema: bool) -> FileRows:
     """Read all files once: every line must be a JSON object, with text in `column`; written again, it is the same."""
     schema = _Schema() if with_schema else None
+    names: dict[str, None] = {}
     found = []
     for path in files:
         starts = array("q")
         for where, start, row in _json_rows(path):
             starts.append(start)
+            names |= dict.fromkeys(row)
             if column is not None:
                 _check_text(row, column, where)
             if labels is not None:
@@ -137,9 +145,8 @@ def open_json(files: Sequence[Path], column: str | None, labels: Labels | None, 
             if schema is not None:
                 schema.add(row, where)
         found.append(starts)
-    return FileRows(
-        Records(files, found), json.loads, bytes.strip, column, schema.found() if schema is not None else None
-    )
+    arrow_schema = schema.found() if schema is not None else None
+    return FileRows(Records(files, found), tuple(names), json.loads, bytes.strip, column, arrow_schema)
 
 
 def _check_text(row: Row, column: str, where: str) -> None:
