@@ -71,6 +71,19 @@ def test_variables_and_signals_are_as_before(monkeypatch):
     assert not {"RAY_OURS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "PYTHONBREAKPOINT"} & os.environ.keys()
 
 
+def test_what_the_user_has_set_is_kept_after_an_import_too():
+    code = """
+        import os
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
+        import ray
+        from shoal.core.ray_connection import ray_settings
+
+        with ray_settings({}, on_loopback=True):
+            assert ray._private.ray_constants.ENABLE_RAY_CLUSTER is True
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
 def test_a_ray_that_was_imported_before_takes_the_settings_too():
     code = """
         import os
@@ -86,5 +99,14 @@ def test_a_ray_that_was_imported_before_takes_the_settings_too():
             assert resolve_ip_for_localhost("127.0.0.1") == "127.0.0.1"
             assert get_authentication_mode() == AuthenticationMode.TOKEN
         assert ray._private.ray_constants.ENABLE_RAY_CLUSTER == before
+
+        from ray._raylet import Config
+        Config.initialize('{"health_check_period_ms": 4321}')
+        with ray_settings({}, on_loopback=False):
+            assert Config.health_check_period_ms() != 4321
+        Config.initialize('{"health_check_period_ms": 4321}')
+        ray.is_initialized = lambda: True  # as with a program's own connection, whose settings are not ours
+        with ray_settings({}, on_loopback=True):
+            assert Config.health_check_period_ms() == 4321
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)

@@ -226,4 +226,5 @@ def _about(index: "ShardIndex") -> str:
     """What was taken for the columns, so that a row in the place of a header is seen, and for the classes."""
     columns, classes = index.about.get("columns") or [], index.about.get("classes") or []
     listed = f"; columns: {', '.join(columns[:_MOST_COLUMNS])}{', ...' * (len(columns) > _MOST_COLUMNS)}"
+    listed = listed.encode(errors="backslashreplace").decode()  # JSON can spell names that UTF-8 cannot
     return (listed if columns else "") + (f"; {len(classes):,} classes" if classes else "")

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 _ANSWERS_WITHIN_S = 5.0
+RUNTIME_ENV = "SHOAL_RAY_RUNTIME_ENV"
+"""The variable that tells a trainer, in JSON, what a job brought along: its code, above all."""
+_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def host_and_port(address: str | None) -> tuple[str, int | None]:
@@ -48,12 +51,12 @@ def ray_settings(values: Mapping[str, str], *, on_loopback: bool) -> Iterator[No
 
     `on_loopback`: the cluster is at this machine's loopback address, for which Ray would take another one.
     """
-    values = dict(values) | ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if on_loopback else {})
+    values = dict(values) | ({_CLUSTERS: "0"} if on_loopback else {})
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     ours = {*fresh, "PYTHONBREAKPOINT"} - os.environ.keys()
     os.environ.update(fresh)
     try:
-        with signals_kept(), _read_anew(on_loopback):
+        with signals_kept(), _read_anew():
             yield
     finally:
         for name in ours:
@@ -61,16 +64,16 @@ def ray_settings(values: Mapping[str, str], *, on_loopback: bool) -> Iterator[No
 
 
 @contextlib.contextmanager
-def _read_anew(on_loopback: bool) -> Iterator[None]:
+def _read_anew() -> Iterator[None]:
     """The same where Ray was imported before, by the user's own program say, and keeps what it read then."""
-    if "ray" not in sys.modules:
+    ray: Any = sys.modules.get("ray")
+    if ray is None or ray.is_initialized():  # a connection that is there is not ours to change
         yield
         return
-    ray: Any = sys.modules["ray"]
     ray._raylet.Config.initialize("")
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER
-    constants.ENABLE_RAY_CLUSTER = not on_loopback
+    constants.ENABLE_RAY_CLUSTER = constants.env_bool(_CLUSTERS, not constants.IS_WINDOWS_OR_OSX)
     try:
         yield
     finally:

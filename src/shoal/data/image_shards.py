@@ -8,10 +8,12 @@ import torch
 from shoal.core.errors import UserError
 from shoal.core.spec import DataSpec
 from shoal.data.augment import ImageTransform
+from shoal.data.classes import Classes, find_classes, label_column
 from shoal.data.crops import MEAN, STD, Crops
 from shoal.data.dataset import Datasets
 from shoal.data.decode import CannotDecodeError
 from shoal.data.section import ImageFolder
+from shoal.data.shards.find import check_columns
 from shoal.data.shards.index import ShardIndex
 from shoal.data.shards.opened import RowError
 from shoal.data.shards.sharded import ShardedRows
@@ -23,37 +25,23 @@ _NAMES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff
 
 def load_image_shards(section: ImageFolder, train: Part, val: Part | None, seed: int) -> Datasets:
     """Both parts, with the classes that the index of the training shards names."""
-    for index, store in (train, *([val] if val is not None else [])):
+    parts = [train, *([val] if val is not None else [])]
+    for index, store in parts:
         if index.format not in ("tar", "parquet", "folder"):
             raise UserError(f"data.dir: {store.where(0)} is {index.format}; images are in tar or parquet")
-    num_classes = count_classes(section.classes, train[0], val[0] if val is not None else None)
-    columns = (section.image, section.label)
+    column = label_column(section.label, train[0], "label" if train[0].format == "parquet" else "cls")
+    if train[0].format != "folder":
+        check_columns({"data.image": section.image, "data.label": column}, parts)
+    classes = find_classes(column, train[0], val[0] if val is not None else None, section.classes)
+    num_classes = classes.count
     crops = Crops(section.size, seed if section.augment else None)
     mixing = ImageTransform(MEAN, STD, seed, mixup=section.mixup, cutmix=section.cutmix, num_classes=num_classes)
     middle = Crops(section.size, None)
     return Datasets(
-        train=ImageShards(*train, columns, num_classes, crops, mixing),
-        val=ImageShards(*val, columns, num_classes, middle, ImageTransform(MEAN, STD)) if val is not None else None,
+        train=ImageShards(*train, section.image, classes, crops, mixing),
+        val=ImageShards(*val, section.image, classes, middle, ImageTransform(MEAN, STD)) if val is not None else None,
         spec=DataSpec(image_shape=(3, section.size, section.size), num_classes=num_classes),
     )
-
-
-def count_classes(given: int | None, train: ShardIndex, val: ShardIndex | None) -> int:
-    """The number of classes, as the recipe or the index of the shards says."""
-    classes = train.about.get("classes")
-    if val is not None and classes is not None and val.about.get("classes") not in (None, classes):
-        raise UserError("data.dir: the shards in val have other classes than those in train; shard both together")
-    if classes is None and given is None:
-        raise UserError(
-            "data.classes: is required, because the index of the shards names no classes, for example data.classes=1000"
-        )
-    are_numbers = classes == [str(number) for number in range(len(classes or ()))]
-    has_room = are_numbers and given is not None and given > len(classes or ())  # for those that no row here has
-    if classes is not None and given is not None and given != len(classes) and not has_room:
-        raise UserError(
-            f"data.classes: {given} is not the number of classes in the index, {len(classes)}; leave it out"
-        )
-    return given or len(classes or ())
 
 
 class ImageShards(ShardedRows):
@@ -63,15 +51,14 @@ class ImageShards(ShardedRows):
         self,
         index: ShardIndex,
         store: Store,
-        columns: tuple[str | None, str],
-        num_classes: int,
+        image_column: str | None,
+        classes: Classes,
         crops: Crops,
         transform: ImageTransform,
     ) -> None:
         super().__init__(index, store)
-        self.image_column, self.label_column = columns
-        self.num_classes = num_classes
-        self._by_name = {name: number for number, name in enumerate(index.about.get("classes") or ())}
+        self.image_column = image_column
+        self.classes = classes
         self.crops = crops
         self.batch_transform = transform
 
@@ -94,13 +81,10 @@ class ImageShards(ShardedRows):
 
     def _label(self, row: dict[str, Any]) -> int:
         if self.index.format != "folder":
-            value = row.get(self.label_column)
-            if self.index.format == "parquet" and isinstance(value, str) and value in self._by_name:
-                return self._by_name[value]
-            return _label(row, self.label_column, self.num_classes)
-        if row["folder"] not in self._by_name:
+            return self.classes.of(row)
+        if row["folder"] not in self.classes.names:
             raise RowError(f"is in the folder {row['folder']}, which is no class")
-        return self._by_name[row["folder"]]
+        return self.classes.names[row["folder"]]
 
     def batch(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images float32 [B, 3, size, size] and labels."""
@@ -117,16 +101,3 @@ def _content(row: dict[str, Any], column: str | None) -> bytes:
     if not isinstance(content, bytes):
         raise RowError(f"column {name} is a {type(content).__name__}, not the bytes of an image")
     return content
-
-
-def _label(row: dict[str, Any], column: str, num_classes: int) -> int:
-    value = row.get(column)
-    if value is None:
-        raise RowError(f"has no column {column}; its columns: {', '.join(map(str, row)) or 'none'}")
-    try:
-        label = int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise RowError(f"column {column} is {value!r}, not the number of a class") from None
-    if not 0 <= label < num_classes:
-        raise RowError(f"class {label} is not below {num_classes}")
-    return label

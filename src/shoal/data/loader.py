@@ -199,6 +199,13 @@ def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> 
             yield [MicroBatch(answer.batch, answer.num_samples) for _, answer in step]
         return
     feed = DeviceFeed(loading.device, transform)
+    if loading.device.type == "cpu":  # nothing to wait for
+        for step in answered:
+            yield [
+                _micro_batch(feed.send(answer.batch, answer.indices, request.epoch).batch, answer, loading)
+                for request, answer in step
+            ]
+        return
     waiting = None
     for step in answered:
         sent = []

@@ -45,9 +45,15 @@ def read_items(dataset: Any, indices: np.ndarray, epoch: int, seed: int) -> Any:
             try:
                 items.append(dataset[index])
             except Exception as error:
-                error.add_note(f"(sample {index}; data.on_error=skip leaves such samples out)")
+                _name(error, index)
                 raise
         return collate(items)
+
+
+def _name(error: Exception, index: int) -> None:
+    """Say which sample it is, in what Python prints of an error; those of ours say it themselves."""
+    if not isinstance(error, UserError) and not getattr(error, "__notes__", None):
+        error.add_note(f"(sample {index}; data.on_error=skip leaves such samples out)")
 
 
 def _fetches_many(dataset: Any) -> bool:

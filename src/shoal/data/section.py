@@ -104,8 +104,9 @@ class ImageFolder(_Shards, _Mixed):
     """Random resized crops and horizontal flips for training."""
     image: str | None = None
     """In shards, the column with the image; null: in tar the one that is named as an image, in parquet `image`."""
-    label: str = "cls"
-    """In shards, the column with the number of the class; in parquet usually `label`."""
+    label: str | None = None
+    """In shards, the column with the class: its number, or its name where the index lists the classes; null: the one
+    that the index names, or `cls` in tar and `label` in parquet."""
     classes: Annotated[int, Field(ge=2)] | None = None
     """Number of classes, where the index of the shards does not tell."""
 
@@ -152,8 +153,9 @@ class TextShards(_Shards):
     name: Literal["text_shards"]
     text: str = "text"
     """The column with the text."""
-    label: str = "label"
-    """The column with the class: its number, or its name where the index of the shards lists `classes`."""
+    label: str | None = None
+    """The column with the class: its number, or its name where the index lists the classes; null: the one that the
+    index names, or `label`."""
     classes: Annotated[int, Field(ge=2)] | None = None
     """Number of classes, where the index of the shards does not tell."""
     tokenizer: Annotated[str, Field(min_length=1)] = "bytes"

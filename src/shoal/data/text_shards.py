@@ -7,12 +7,11 @@ import torch
 
 from shoal.core.errors import UserError
 from shoal.core.spec import DataSpec
+from shoal.data.classes import Classes, find_classes, label_column
 from shoal.data.dataset import Datasets
-from shoal.data.image_shards import count_classes
 from shoal.data.section import TextShards
-from shoal.data.shards.find import find_shards
+from shoal.data.shards.find import check_columns, find_shards
 from shoal.data.shards.index import ShardIndex
-from shoal.data.shards.labels import no_column
 from shoal.data.shards.opened import RowError
 from shoal.data.shards.sharded import ShardedRows
 from shoal.data.shards.store import Store
@@ -26,34 +25,27 @@ def load_text_shards(section: TextShards) -> Datasets:
     train, val = (find_shards(section, part) for part in ("train", "val"))
     if train is None:
         raise UserError(f"data.dir: no shards in {section.dir}/train; make them: shoal data shard FILES {section.dir}")
-    for index, store in (train, *([val] if val is not None else [])):
+    parts = [train, *([val] if val is not None else [])]
+    for index, store in parts:
         if index.format not in ("jsonl", "parquet"):
             raise UserError(f"data.dir: {store.where(0)} is {index.format}; texts are in jsonl or parquet")
-        _check_columns(section, index, store)
+    column = label_column(section.label, train[0], "label")
+    check_columns({"data.text": section.text, "data.label": column}, parts)
     if section.tokenizer == "chars":
         raise UserError(
             "data.tokenizer: chars needs all texts to find its characters; use bytes, or a tokenizer's file"
         )
     tokenizer = make_tokenizer(section.tokenizer, (), separated=False, field="data.tokenizer")
-    num_classes = count_classes(section.classes, train[0], val[0] if val is not None else None)
-    names: dict[str, int] = {name: number for number, name in enumerate(train[0].about.get("classes") or ())}
+    classes = find_classes(column, train[0], val[0] if val is not None else None, section.classes)
 
     def part(found: tuple[ShardIndex, Store]) -> "TextRows":
-        return TextRows(*found, section, tokenizer, names, num_classes)
+        return TextRows(*found, section, tokenizer, classes)
 
     return Datasets(
         train=part(train),
         val=part(val) if val is not None else None,
-        spec=DataSpec(num_classes=num_classes, vocab_size=tokenizer.vocab_size + 1),
+        spec=DataSpec(num_classes=classes.count, vocab_size=tokenizer.vocab_size + 1),
     )
-
-
-def _check_columns(section: TextShards, index: ShardIndex, store: Store) -> None:
-    """A wrong name is told before the run, where the index knows the columns."""
-    columns = index.about.get("columns")
-    for field, column in (("data.text", section.text), ("data.label", section.label)):
-        if columns is not None and column not in columns:
-            raise no_column(field, store.where(0), column, columns)
 
 
 def _is_broken(text: str) -> bool:
@@ -74,18 +66,16 @@ class TextRows(ShardedRows):
         store: Store,
         section: TextShards,
         tokenizer: Tokenizer,
-        names: dict[str, int],
-        num_classes: int,
+        classes: Classes,
     ) -> None:
         super().__init__(index, store)
-        self.text_column, self.label_column, self.max_tokens = section.text, section.label, section.max_tokens
+        self.text_column, self.max_tokens = section.text, section.max_tokens
         self.tokenizer = tokenizer
-        self.names = names
-        self.num_classes = num_classes
+        self.classes = classes
 
     def batch(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows at `indices`."""
-        rows = self.rows(indices, lambda row, place: (self._text(row), self._label(row)))
+        rows = self.rows(indices, lambda row, place: (self._text(row), self.classes.of(row)))
         ids = [encoded[: self.max_tokens] for encoded in self.tokenizer.encode([text for text, _ in rows])]
         tokens = np.full((len(rows), max(1, *map(len, ids))), PADDING, dtype=np.int64)
         for place, encoded in enumerate(ids):
@@ -101,15 +91,3 @@ class TextRows(ShardedRows):
         if not text or (not text.isprintable() and _is_broken(text)):
             raise RowError(f"column {self.text_column} is {'empty' if not text else 'not Unicode text'}")
         return text
-
-    def _label(self, row: dict[str, Any]) -> int:
-        value = row.get(self.label_column)
-        if value is None:
-            raise RowError(f"has no column {self.label_column}; its columns: {', '.join(map(str, row))}")
-        number = self.names.get(str(value))
-        if number is None and str(value).isascii() and str(value).isdigit():
-            number = int(value)
-        if number is None or number >= self.num_classes:
-            known = ", ".join(list(self.names)[:10]) or f"numbers from 0 to {self.num_classes - 1}"
-            raise RowError(f"column {self.label_column} is {value!r}; the classes are {known}")
-        return number

@@ -13,12 +13,12 @@ from typing import Any
 
 import ray
 import ray.util.client
-from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.core.errors import UserError
+from shoal.core.ray_connection import RUNTIME_ENV
 from shoal.core.version import VERSION
 from shoal.launch.agent import Agent
 from shoal.launch.crew import Member
@@ -44,8 +44,10 @@ class RayAgent(Agent):
         # it needs the code that came with the job.
         context = ray.get_runtime_context()
         joins = {"RAY_ADDRESS": context.gcs_address}
-        if context.runtime_env:
-            joins[RAY_JOB_CONFIG_JSON_ENV_VAR] = json.dumps({"runtime_env": dict(context.runtime_env)})
+        # Ray has put the hook into a variable of the others, and takes it from one place alone.
+        brought = {name: value for name, value in context.runtime_env.items() if name != "worker_process_setup_hook"}
+        if brought:
+            joins[RUNTIME_ENV] = json.dumps(brought)
         return super().start(job | self.device() | {"environment": joins | job["environment"]})
 
     def device(self) -> dict[str, int]:

@@ -87,7 +87,8 @@ class LstmLayer(nn.Module):
         """`[batch, tokens, inputs]` -> `[batch, tokens, hidden]`, twice as wide with both directions."""
         if self.needs_float and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
-                return self._read(x.float(), reversal)
+                # Without autocast torch has one of its own. The weights of a divided model may be bfloat16 themselves.
+                return self._read(x.to(next(self.ahead.parameters()).dtype), reversal)
         return self._read(x, reversal)
 
     def _read(self, x: torch.Tensor, reversal: torch.Tensor) -> torch.Tensor:

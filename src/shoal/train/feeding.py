@@ -46,9 +46,9 @@ def plan_feeding(
     order = make_order(datasets.train, kind, recipe.train.global_batch, recipe.train.seed, streaming)
     is_moved = device.type == "cuda" and not _is_on(datasets.train, device)
     is_resident = _is_on(datasets.train, device) and device.type == "cuda"
-    asked = section.transform_on
-    on_device = asked == "device" or (asked == "auto" and is_moved)
-    on_device = on_device and not is_resident and objective.count is None
+    # Bytes travel between processes in a quarter of the time that floats take; what is in memory does not travel.
+    is_better = is_moved or kind != "memory" if section.transform_on == "auto" else section.transform_on == "device"
+    on_device = is_better and not is_resident and objective.count is None
 
     batch = recipe.evaluate.batch or recipe.micro_batch(data_size)
     by_ray = {

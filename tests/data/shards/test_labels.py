@@ -79,6 +79,34 @@ def test_what_are_classes(values: list[Any], classes: list[str] | None, suffix: 
     assert "classes" not in make(source, tmp_path / "unasked")[""].about
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([*range(11), "2 "], "'label' holds '2 ', which is not the number of a class, and 0, which is; if all are"),
+        ([-1, 0, 1], "'label' holds '-1', which is not the number of a class"),
+        (["0.14", "0.15"], "'label' holds '0.14', which is not the number of a class; if all are names: --label label"),
+        (["y", "x" * 257], "has more than 256 characters, which is no class"),
+        ([f"an answer to question {number}" for number in range(1500)], "1,500 different values in 1,500 rows"),
+    ],
+)
+def test_what_is_only_called_a_label_may_be_none(values: list[Any], told: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "rows.jsonl", [{"text": "x", "label": value} for value in values])
+    remarks: list[str] = []
+    (index,) = make(source, tmp_path / "out", remark=remarks.append).values()
+    assert index.num_rows == len(values) and not {"classes", "label"} & index.about.keys()
+    assert "the index lists no classes: " in remarks[0] and told in remarks[0]
+
+
+def test_the_column_is_found_again(tmp_path: Path) -> None:
+    rows = [{"text": row["text"], "topic": row["label"], "label": n % 2} for n, row in enumerate(ROWS)]
+    made = make(write(tmp_path / "news.jsonl", rows), tmp_path / "out", label="topic", val_fraction=0.2)
+    assert made["train"].about["label"] == "topic"
+    train = load_text_shards(TextShards(name="text_shards", dir=str(tmp_path / "out"))).train
+    ids, found = train.batch(np.arange(len(train)), 0)
+    numbers = [int(bytes((row[row > 0] - 1).tolist())[5:]) for row in ids]
+    assert [NAMES[label] for label in found] == [rows[number]["topic"] for number in numbers]
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_there_are_not_too_many(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "MOST_CLASSES", 2)

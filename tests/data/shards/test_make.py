@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from shoal.cli.main import run
 from shoal.core.errors import UserError
 from shoal.data.shards import texts
 from shoal.data.shards.index import INDEX, ShardIndex, parse_index
@@ -280,6 +281,29 @@ def test_half_a_surrogate_pair_does_no_harm(tmp_path: Path) -> None:
     assert bytes(tokens(tmp_path / "out")[:-1].astype(np.uint8)).decode() == "a\ufffdb 🐟"
 
 
+def test_empty_csv_files_are_of_no_account(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, content in {"a.csv": "", "b.csv": "label,text\nx,hi\ny,ho\n", "c.csv": ""}.items():
+        (tmp_path / "in" / name).write_text(content)
+    made = make_shards(Request(tmp_path / "in", str(tmp_path / "out"), 1000), lambda shard: None)
+    assert made[""].num_rows == 2 and made[""].about["classes"] == ["x", "y"]
+
+
+def test_columns_that_utf8_cannot_spell_are_told_all_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(r'{"text": "a", "\ud800": 1}')
+    assert run(["data", "shard", str(tmp_path / "a.jsonl"), str(tmp_path / "out")]) == 0
+    assert r"columns: text, \ud800" in capfd.readouterr().out
+
+
+def test_parquet_with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    table = pa.table([pa.array(["a"]), pa.array(["b"])], names=["label", "label"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="several columns of one name; rename them"):
+        make_shards(Request(tmp_path / "a.parquet", str(tmp_path / "out"), 1000), lambda shard: None)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "changes", "says"),
     [
@@ -294,8 +318,10 @@ def test_half_a_surrogate_pair_does_no_harm(tmp_path: Path) -> None:
         ("a.csv", "good,a fish\nbad,b\n", {"tokenizer": "chars"}, "--column: .*is a row and no header, give --columns"),
         ("a.csv", "good,a fish\nbad,b\n", {"label": "x"}, "--label: .*if its first line is a row .* give --columns"),
         ("a.csv", "3,a fish\n4,b\n", {}, "its first line holds 3, so it is a row and no header; .* --columns"),
-        ("a.csv", ",a fish\n4,b\n", {}, "its first line does not name the columns, .* or give --columns"),
-        ("a.csv", "a,b\n1,2\n", {"columns": ("a", "b")}, "--columns: .* first line already; leave --columns out"),
+        ("a.csv", ",a fish\n4,b\n", {}, "column 1 has no name in its first line; .* number,a fish; or, .* --columns"),
+        ("a.csv", "a,b\n1,2\n", {"columns": ("a", "b")}, "--columns: .* is a,b, a header of the same names; leave"),
+        ("a.csv", " A,B\n1,2\n", {"columns": ("a", "b")}, "--columns: .* a header of the same names; leave"),
+        ("a.csv", ",a,b\n0,1,2\n", {"columns": ("n", "a", "b")}, "--columns: .* a header of the same names; leave"),
         ("a.csv", "1,2\n", {"columns": ("a",)}, "line 1 has 2 columns, not 1 .a.; correct it, or --columns"),
         ("a.jsonl", '{"text": "a"}\n', {"tokenizer": "chars", "label": "a"}, "--label: .*, without --tokenizer"),
         ("a.jsonl", '{"text": 3}\n', {"tokenizer": "chars"}, "--column: .*'text' is 3, not text"),

@@ -1,6 +1,7 @@
 """A worker's connection to Ray, and what the cluster has room for."""
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -9,7 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal.core.errors import UserError
-from shoal.core.ray_connection import has_token, host_and_port, is_loopback, ray_settings, signals_kept, why_silent
+from shoal.core.ray_connection import (
+    RUNTIME_ENV,
+    has_token,
+    host_and_port,
+    is_loopback,
+    ray_settings,
+    signals_kept,
+    why_silent,
+)
 from shoal.data.ray_data.travel import last_line
 
 NAMESPACE = "shoal-data"
@@ -71,7 +80,8 @@ def _connect(address: str) -> Any:
 
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
         try:
-            ray.init(address=address, namespace=NAMESPACE, **quiet)
+            brought = json.loads(os.environ.get(RUNTIME_ENV, "null"))
+            ray.init(address=address, namespace=NAMESPACE, runtime_env=brought, **quiet)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise UserError(f"{_NO_CLUSTER}; {address} does not let us in: {last_line(error)}") from error
     return ray

@@ -32,11 +32,12 @@ def open_csv(
 ) -> FileRows:
     """Read all files once: every record must have the columns of the header, or `columns` where there is no header."""
     csv.field_size_limit(_LONGEST_FIELD)  # texts are longer than what the csv module takes for a mistake
-    names = _open_file(files[0], columns)[0]
+    # Empty files have no columns, and no rows either.
+    named, names = next(((path, found) for path in files if (found := _open_file(path, columns)[0])), (files[0], ()))
     remedy = "; if its first line is a row and no header, give --columns" if columns is None else ""
     if column is not None and column not in names:
-        raise no_column("--column", str(files[0]), column, names, remedy)
-    if labels is not None and not labels.has(names, str(files[0]), remedy):
+        raise no_column("--column", str(named), column, names, remedy)
+    if labels is not None and not labels.has(names, str(named), remedy):
         labels = None
     starts = [_index(path, names, labels, columns) for path in files]
     schema = None
@@ -59,7 +60,7 @@ def _to_json(row: Row) -> bytes:
 def _index(path: Path, names: Columns, labels: Labels | None, columns: Columns | None) -> "array[int]":
     """Where the records begin."""
     found, records = _open_file(path, columns)
-    if found != names:
+    if found and found != names:
         raise UserError(f"SRC: {path}: has columns {', '.join(found)}, and others have {', '.join(names)}")
     remedy = "correct it" if columns is None else "correct it, or --columns"
     starts = array("q")
@@ -81,8 +82,12 @@ def _open_file(path: Path, columns: Columns | None) -> tuple[Columns, Iterator[_
         return columns or (), records
     if columns is None:
         return _header(first.values, path), records
-    if columns == tuple(first.values):
-        raise UserError(f"--columns: {path}: has these names in its first line already; leave --columns out")
+    in_place = sum(_folded(name) == _folded(value) for name, value in zip(columns, first.values, strict=False))
+    if 2 * in_place > len(columns):
+        raise UserError(
+            f"--columns: {path}: its first line is {','.join(first.values)[:60]}, a header of the same names; leave "
+            "--columns out, or take that line out"
+        )
     return columns, chain([first], records)
 
 
@@ -93,11 +98,20 @@ def _header(values: list[str], path: Path) -> Columns:
             f"SRC: {path}: its first line holds {number}, so it is a row and no header; name the columns: --columns. "
             "If it is a header, write words there"
         )
+    if len(set(values)) == len(values) and sum(map(bool, values)) == len(values) - 1 > 0:
+        raise UserError(
+            f"SRC: {path}: column {values.index('') + 1} has no name in its first line; write one there, as in "
+            f"{','.join(value or 'number' for value in values)[:60]}; or, if that line is a row, give --columns"
+        )
     if len(set(values)) < len(values) or not all(values):
         raise UserError(
             f"SRC: {path}: its first line does not name the columns, each once; add such a line, or give --columns"
         )
     return tuple(values)
+
+
+def _folded(name: str) -> str:
+    return name.strip().casefold()
 
 
 def _is_number(value: str) -> bool:

@@ -1,5 +1,6 @@
 """Finding the shards that a recipe names, here or in an object store."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from shoal.core.remote import Access, Remote, RemoteError
 from shoal.core.storage import expand_home
 from shoal.data.download import search_folders
 from shoal.data.shards.index import INDEX, Shard, ShardIndex, parse_index
+from shoal.data.shards.labels import no_column
 from shoal.data.shards.sharded import REMEDY
 from shoal.data.shards.source import IMAGES
 from shoal.data.shards.store import CachedStore, LocalStore, Store
@@ -74,6 +76,16 @@ def _find_remote(section: "ImageFolder | TextShards | Tokens", part: str) -> tup
     cache = expand_home(section.cache_dir)
     store = CachedStore(url, index, cache=cache, cache_bytes=cache_bytes, patience_s=section.patience_s)
     return index, store
+
+
+def check_columns(fields: Mapping[str, str | None], parts: Sequence[tuple[ShardIndex, Store]]) -> None:
+    """That rows have the columns that fields of the recipe name; a wrong name is told before the run, where the index
+    lists the columns."""
+    for index, store in parts:
+        columns = index.about.get("columns")
+        for name, column in fields.items():
+            if columns is not None and column is not None and column not in columns:
+                raise no_column(name, store.where(0), column, columns)
 
 
 def _check_files(index: ShardIndex, folder: Path) -> None:

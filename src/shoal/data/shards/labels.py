@@ -1,6 +1,7 @@
 """The classes that a column of rows holds, for the index: training needs to know them before it has read all rows."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,10 @@ from shoal.core.section import nearest
 MOST_CLASSES = 100_000
 DEFAULT = "label"
 """What the column is called where nobody says it; training looks for it under this name too."""
+_LONGEST = 256
+"""Characters of the name of a class."""
+_FEW = 1000
+"""So many different values are classes, even if no two rows have the same."""
 _NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _MOST_LISTED = 20
 
@@ -27,6 +32,7 @@ class Labels:
         self.is_asked = asked is not None
         self.found: set[str] = set()
         self.problem: str | None = None
+        self._num_rows = 0
 
     def has(self, names: Sequence[str], where: str, remedy: str = "") -> bool:
         """Whether the column is one of these; an error if it was asked for and is not."""
@@ -43,16 +49,19 @@ class Labels:
         else:
             self.refuse(f"{where}: has no column {self.column!r}")
 
-    def add(self, value: Any, where: str) -> None:
-        """One more value."""
+    def add(self, value: Any, where: str, num_rows: int = 1) -> None:
+        """One more value, of so many rows."""
+        self._num_rows += num_rows
         if self.problem is not None:
             return
         if not isinstance(value, str | int) or value == "":
             self.refuse(f"{where}: {self.column!r} is {json.dumps(value, default=str)[:40]}, which is no class")
-            return
-        self.found.add(str(value))
-        if len(self.found) > MOST_CLASSES:
-            self.refuse(f"{where}: {self.column!r} has more than {MOST_CLASSES:,} different values")
+        elif len(str(value)) > _LONGEST:
+            self.refuse(f"{where}: {self.column!r} has more than {_LONGEST} characters, which is no class")
+        else:
+            self.found.add(str(value))
+            if len(self.found) > MOST_CLASSES:
+                self.refuse(f"{where}: {self.column!r} has more than {MOST_CLASSES:,} different values")
 
     def refuse(self, problem: str) -> None:
         """There are no classes."""
@@ -62,13 +71,37 @@ class Labels:
 
     def classes(self) -> list[str]:
         """Sorted names; numbers are the numbers of classes, and so begin with 0 and leave none out."""
-        if not self.found or not all(_NUMBER.fullmatch(name) for name in self.found):
+        numbers = [name for name in self.found if _NUMBER.fullmatch(name)]
+        if not self.is_asked:
+            self._doubt(numbers)
+        if self.problem is not None:
+            return []
+        if not self.found or len(numbers) < len(self.found):
             return sorted(self.found)
-        largest = max(self.found, key=lambda name: (len(name), name))
+        largest = max(numbers, key=lambda name: (len(name), name))
         if len(largest) > len(str(MOST_CLASSES)) or int(largest) >= MOST_CLASSES:
             self.refuse(f"{self.column!r} holds {largest[:20]}, and numbers of classes are below {MOST_CLASSES:,}")
             return []
         return [str(number) for number in range(int(largest) + 1)]
+
+    def _doubt(self, numbers: Sequence[str]) -> None:
+        """What is only called so may be something else: amounts, answers, or numbers of classes with a stray word."""
+        other = next((name for name in sorted(self.found) if not _NUMBER.fullmatch(name)), None)
+        odd = next((name for name in sorted(self.found) if not _NUMBER.fullmatch(name) and _is_amount(name)), other)
+        if odd is not None and (numbers or _is_amount(odd)):
+            self.refuse(
+                f"{self.column!r} holds {odd[:40]!r}, which is not the number of a class"
+                f"{'' if not numbers else f', and {min(numbers)}, which is'}; if all are names: --label {self.column}"
+            )
+        elif len(self.found) > max(_FEW, self._num_rows // 2):
+            self.refuse(f"{self.column!r} has {len(self.found):,} different values in {self._num_rows:,} rows")
+
+
+def _is_amount(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
 
 
 def common_classes(parts: Mapping[str, Labels]) -> tuple[list[str], str | None]:
@@ -80,6 +113,7 @@ def common_classes(parts: Mapping[str, Labels]) -> tuple[list[str], str | None]:
         if unknown and labels.problem is None:
             listed = ", ".join(unknown[:10])
             labels.refuse(f"{labels.column!r} of val has classes that train has not: {listed}")
+    # A part may have none of its own: then all that it holds is known.
     problem = next((labels.problem for labels in parts.values() if labels.problem is not None), None)
     if problem is None:
         return classes, None

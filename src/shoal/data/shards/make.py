@@ -32,6 +32,8 @@ from shoal.data.shards.write import (
 from shoal.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, train_bpe
 
 Content = Images | TextFiles | Rows
+_MOST_COLUMNS = 1000
+"""More are not listed in the index; JSON lines may have others in every row."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Opened:
     """All that is written, read once and found good."""
 
     parts: dict[str, Part]
-    classes: list[str]
-    """For the index."""
+    about: dict[str, Any]
+    """For the index: classes, and of rows, the column that they are the values of."""
     remark: str | None
     """What the user might not expect of it."""
 
@@ -151,8 +153,11 @@ def _open_parts(request: Request, sources: dict[str, Source], kind: str, format_
     for name, content in contents.items():
         if content.num_rows == 0:
             raise UserError(f"SRC: {sources[name].root} holds no rows; there is nothing to write")
-    classes, remark = (folders, None) if kind == "images" else common_classes(labels)
-    return Opened(_split(request, contents), classes, remark)
+    if kind == "images":
+        return Opened(_split(request, contents), {"classes": folders}, None)
+    classes, remark = common_classes(labels)
+    about = {"label": next(iter(labels.values())).column, "classes": classes} if classes else {}
+    return Opened(_split(request, contents), about, remark)
 
 
 def _split(request: Request, contents: dict[str, Content]) -> dict[str, Part]:
@@ -205,8 +210,8 @@ def _filler(request: Request, opened: Opened, kind: str, format_: str) -> Callab
 
     def fill(writer: ShardWriter, part: Part) -> None:
         content: Any = part.content
-        columns = {} if format_ == "tar" else {"columns": list(content.names)}
-        writer.about = {**columns, **({"classes": opened.classes} if opened.classes else {})}
+        has_columns = format_ != "tar" and len(content.names) <= _MOST_COLUMNS
+        writer.about = ({"columns": list(content.names)} if has_columns else {}) | opened.about
         match format_:
             case "tar":
                 write_tar(writer, content.samples(part.order), request.shard_bytes)

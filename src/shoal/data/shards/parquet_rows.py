@@ -32,6 +32,8 @@ class ParquetRows:
         first: Any = None
         for path in files:
             metadata, schema = self._read_footer(path)
+            if len(set(schema.names)) < len(schema.names):
+                raise UserError(f"SRC: {path}: has several columns of one name; rename them")
             first = schema if first is None else first
             if not schema.equals(first):
                 raise UserError(f"SRC: {path}: has other columns than {files[0]}; give files of one schema")
@@ -156,5 +158,7 @@ class ParquetRows:
             )
             return
         for group, (path, number) in enumerate(self._groups):
-            for value in self._read_group(group, [labels.column]).column(0).unique().to_pylist():
-                labels.add(value, f"{path}: row group {number}")
+            for found in self._read_group(group, [labels.column]).column(0).value_counts().to_pylist():
+                labels.add(found["values"], f"{path}: row group {number}", found["counts"])
+            if labels.problem is not None:
+                return
