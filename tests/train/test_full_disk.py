@@ -80,6 +80,7 @@ def test_failures_in_a_row_stop_the_run_with_what_can_be_done(small_disk: Path, 
 
 def test_a_file_system_that_turns_read_only_is_borne_too(small_disk: Path, tmp_path: Path) -> None:
     def remount(how: str) -> None:
+        checkpoints.mkdir(parents=True, exist_ok=True)  # the first save may still be on its way
         # A file that is open for writing keeps a file system from turning read-only, so every folder does instead.
         subprocess.run(["mount", "--bind", str(checkpoints), str(checkpoints)], check=how == "ro", capture_output=True)
         subprocess.run(["mount", "-o", f"remount,bind,{how}", str(checkpoints)], check=True)

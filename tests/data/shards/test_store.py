@@ -198,9 +198,13 @@ def test_a_full_disk_is_waited_for_and_told(small_disk, index):
         big.write_bytes(b"x" * (10 << 20))
     store = CachedStore(URL, index, cache=small_disk / "cache", cache_bytes=10 << 20, patience_s=20.0)
     told = []
-    threading.Timer(0.7, big.unlink).start()
-    assert store.fetch(0, DataStatistics(), told.append).read_bytes() == CONTENT[0]
-    assert any("No space left on device" in words for words in told)
+
+    def tell(words):
+        told.append(words)
+        big.unlink(missing_ok=True)
+
+    assert store.fetch(0, DataStatistics(), tell).read_bytes() == CONTENT[0]
+    assert "No space left on device" in told[0]
 
 
 def test_following_ends_while_a_store_is_silent(tmp_path, index, s3):
