@@ -125,7 +125,9 @@ def test_killed_and_resized(kind, tmp_path_factory, rows, window, lanes, global_
         assert len(seen) == len(dataset) and set(seen.values()) == {1}, "every sample once an epoch"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in ("memory", "tokens") else ()) for kind in KINDS]
+)
 def test_by_processes_that_read_ahead(kind, tmp_path):
     dataset = make(kind, tmp_path / "data", [9, 14, 1, 20])
     order = make_order(dataset, choose_loader("auto", dataset), 8, 3, Streaming(16, 2))
