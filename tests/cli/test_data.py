@@ -88,6 +88,7 @@ def test_shards_go_to_a_store(stories: Path, s3: "Proxy", capfd: Capture) -> Non
         ("shard stories.jsonl out --columns a,,b", "--columns: 'a,,b' should be names with commas"),
         ("shard stories.jsonl out --tokenizer chars --end-of-text X", "--end-of-text: is for a tokenizer from a file"),
         ("shard stories.jsonl stories.jsonl/out", "DST: stories.jsonl/out is in stories.jsonl"),
+        ("shard stories.jsonl /proc/out", "DST: /proc/out: No such file or directory; give a folder that can be"),
         ("shard stories.jsonl ftp://host/out", "DST: ftp:// is not a kind of storage"),
         ("verify nothing", "DIR: no index.json in nothing"),
         ("index nothing", "DIR: no *.tar, *.jsonl, *.parquet, *.bin in nothing"),
@@ -109,6 +110,12 @@ def test_wrong_input_is_one_line_and_status_2(arguments: str, says: str, stories
     assert run(["data", *arguments.split()]) == 2
     assert f"error: {says}" in error(capfd)
     assert [path.name for path in Path().iterdir()] == ["stories.jsonl"]
+
+
+def test_a_folder_in_a_file_is_refused(stories: Path, capfd: Capture) -> None:
+    Path("book.txt").write_text("a book")
+    assert run("data shard stories.jsonl book.txt/out/more".split()) == 2
+    assert f"error: DST: {Path('book.txt').absolute()} is a file; give a folder" in error(capfd)
 
 
 def test_an_end_that_the_tokenizer_does_not_know_is_refused_also_where_none_is_needed(

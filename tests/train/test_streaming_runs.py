@@ -1,6 +1,8 @@
 """Whole runs on streamed data: the store fails, samples are damaged, workers are killed; the weights are the same."""
 
+import json
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from shoal.core.errors import RunError, UserError
 from shoal.data.shards import store as stores
+from shoal.data.shards.index import INDEX
 from shoal.observe.runs import read_events
 from tests.data.shards.making import write_images
 
@@ -147,3 +150,12 @@ def test_other_shards_of_the_same_samples_are_refused_when_a_run_is_resumed(trai
     write_images(tmp_path / "other" / "val", [8, 8])
     with pytest.raises(UserError, match=r"^data.dir: the samples are in other files"):
         train_here(resume=tmp_path / "run", overrides={"data.dir": str(tmp_path / "other"), "train.epochs": 2})
+    # Nor as many rows in as many files, if they are others; a copy is no other.
+    shutil.copytree(shards, tmp_path / "copy")
+    train_here(resume=tmp_path / "run", overrides={"data.dir": str(tmp_path / "copy"), "train.epochs": 2})
+    index = json.loads((tmp_path / "copy" / "train" / INDEX).read_text())
+    first, second = (next(s for s in index["shards"] if s["file"] == f"shard-0000{n}.tar") for n in (0, 1))
+    first["xxh3_128"], second["xxh3_128"] = second["xxh3_128"], first["xxh3_128"]
+    (tmp_path / "copy" / "train" / INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"^data.dir: the samples are in other files"):
+        train_here(resume=tmp_path / "run", overrides={"data.dir": str(tmp_path / "copy"), "train.epochs": 3})

@@ -1,5 +1,6 @@
 """Which loader a dataset is read by, and the order that follows from it."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from shoal.data.dataset import MemoryDataset
 from shoal.data.iterable import IterableRows
 from shoal.data.order import Order
 from shoal.data.ray_data import RayRows
+from shoal.data.shards.index import ShardIndex
 from shoal.data.shards.sharded import ShardedRows
 from shoal.data.shuffle import Windows
 from shoal.data.tokens import TokenDataset
@@ -64,3 +66,12 @@ def make_order(dataset: Any, kind: Kind, global_batch: int, seed: int, streaming
         return Order(len(dataset), global_batch, seed, windows)
     is_shuffled = not isinstance(dataset, IterableRows | RayRows)
     return Order(len(dataset), global_batch, seed, is_shuffled=is_shuffled)
+
+
+def files_hash(dataset: Any, order: Order) -> str | None:
+    """Of all that the samples of a step depend on besides the recipe: files, their rows, window, lanes; None where
+    samples are not in shards."""
+    index = getattr(dataset, "index", None)
+    if not isinstance(index, ShardIndex):
+        return order.files_hash
+    return hashlib.sha256(f"{order.files_hash} {index.contents}".encode()).hexdigest()

@@ -9,6 +9,7 @@ from shoal.data.shards.index import ShardIndex
 from shoal.data.shards.opened import RowError
 
 _LISTED = 10
+_REMEDY = "set data.classes and data.label to what the rows hold, or correct the row"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Classes:
             known = f"numbers from 0 to {self.count - 1}"
             if self.names and not self._are_numbers:
                 known = ", ".join(list(self.names)[:_LISTED]) + ", ..." * (len(self.names) > _LISTED)
-            raise RowError(f"column {self.column} is {_shown(value)}; the classes are {known}")
+            raise RowError(f"column {self.column} is {_shown(value)}; the classes are {known}", _REMEDY)
         return number
 
     @property

@@ -20,6 +20,7 @@ from shoal.data.shards.sharded import ShardedRows
 from shoal.data.shards.store import Store
 
 Part = tuple[ShardIndex, Store]
+_REMEDY = "replace it in what the shards were made of, and make them again"
 _NAMES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "pgm", "tif", "tiff", "image", "img", "content")
 
 
@@ -73,7 +74,8 @@ class ImageShards(ShardedRows):
             try:
                 self.crops.cut(content, draws[place], images[place])
             except CannotDecodeError as error:
-                raise RowError(f"the image cannot be decoded ({error})") from error
+                remedy = None if self.index.format == "folder" else _REMEDY
+                raise RowError(f"the image cannot be decoded ({error})", remedy) from error
             return label
 
         labels = self.rows(indices, made)

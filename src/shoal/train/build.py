@@ -17,6 +17,7 @@ from shoal.core.process import Process
 from shoal.core.rng import capture_rng, derive_seed, restore_rng, seed_all
 from shoal.core.spec import DataSpec
 from shoal.data.build import build_datasets
+from shoal.data.choose import files_hash
 from shoal.data.dataset import Datasets, in_one_go
 from shoal.data.iterable import IterableRows
 from shoal.data.loader import Evaluation, train_batches
@@ -107,7 +108,7 @@ def build(recipe: Recipe, process: Process) -> Built:
     # From here on only the model draws, in the loop; each rank by itself, unless several compute the same.
     seed_all(derive_seed(seed, 2, unit.random_rank))
     feeding = plan_feeding(recipe, datasets, objective, process, unit.data_size)
-    identity = Identity(len(datasets.train), fixed_fields(recipe), feeding.order.files_hash)
+    identity = Identity(len(datasets.train), fixed_fields(recipe), files_hash(datasets.train, feeding.order))
     return Built(recipe, unit, objective, feeding, num_parameters, described, identity, warnings)
 
 

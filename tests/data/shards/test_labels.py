@@ -97,6 +97,14 @@ def test_what_is_only_called_a_label_may_be_none(values: list[Any], told: str, t
     assert "the index lists no classes: " in remarks[0] and told in remarks[0]
 
 
+def test_numbers_that_begin_with_1_are_told(tmp_path: Path) -> None:
+    remarks: list[str] = []
+    source = write(tmp_path / "rows.jsonl", [{"text": "x", "label": number} for number in (1, 2, 3, 4)])
+    (index,) = make(source, tmp_path / "out", remark=remarks.append).values()
+    assert index.about["classes"] == ["0", "1", "2", "3", "4"]
+    assert remarks == ["no row is of class 0, which numbers begin with; there are 5 classes with it"]
+
+
 def test_the_column_is_found_again(tmp_path: Path) -> None:
     rows = [{"text": row["text"], "topic": row["label"], "label": n % 2} for n, row in enumerate(ROWS)]
     made = make(write(tmp_path / "news.jsonl", rows), tmp_path / "out", label="topic", val_fraction=0.2)

@@ -58,8 +58,9 @@ def open_folder(address: str, field: str) -> Folder:
     if "://" in address:
         return RemoteFolder(Remote(address, Access(field)), field)
     path = expand_home(address)
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{field}: {path} is a file; give a folder")
+    there = next(found for found in (path, *path.absolute().parents) if found.exists())
+    if not there.is_dir():
+        raise UserError(f"{field}: {there} is a file; give a folder")
     return LocalFolder(path)
 
 
@@ -129,12 +130,16 @@ class LocalFolder:
     def claim(self) -> None:
         """The marker is a lock as well, which the system lets go of when its process dies."""
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / MARKER)
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except Timeout as error:
             raise UserError(f"DST: {self.path} is being written by another process; wait for it to end") from error
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            raise UserError(f"DST: {self.path}: {error.strerror}; give a folder that can be written to") from error
         self._lock = lock
 
     def release(self) -> None:

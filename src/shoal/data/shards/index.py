@@ -3,6 +3,7 @@
 `index.json` lies beside the shards. It is written last, so a folder that has one is whole.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -56,6 +57,12 @@ class ShardIndex:
     def num_bytes(self) -> int:
         """Bytes of all shards."""
         return sum(shard.bytes for shard in self.shards)
+
+    @cached_property
+    def contents(self) -> str:
+        """A hash of what the files hold, in their order; where nobody has read them, of their names and sizes."""
+        known = (shard.xxh3_128 or f"{shard.file} {shard.bytes}" for shard in self.shards)
+        return hashlib.sha256("\n".join(known).encode()).hexdigest()
 
     def to_json(self) -> str:
         """As it is written: one line a shard, so that it can be looked at."""

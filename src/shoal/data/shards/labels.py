@@ -116,6 +116,8 @@ def common_classes(parts: Mapping[str, Labels]) -> tuple[list[str], str | None]:
     # A part may have none of its own: then all that it holds is known.
     problem = next((labels.problem for labels in parts.values() if labels.problem is not None), None)
     if problem is None:
+        if "0" in classes and "0" not in first.found:
+            return classes, f"no row is of class 0, which numbers begin with; there are {len(classes)} classes with it"
         return classes, None
     # Where not even the first rows have classes, nobody expects any.
     remark = f"the index lists no classes: {problem}" if any(labels.found for labels in parts.values()) else None

@@ -25,7 +25,11 @@ _HELD = 4
 
 
 class RowError(Exception):
-    """A row cannot be read, and why."""
+    """A row cannot be read, and why; and what to do, where it is not that the file is damaged."""
+
+    def __init__(self, why: str, remedy: str | None = None) -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 class OpenShard(ABC):

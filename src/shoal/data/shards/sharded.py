@@ -59,16 +59,16 @@ class ShardedRows:
         All that cannot be read are told of together. Rows of one shard are read together, in the order they have there.
         """
         found: list[Any] = [None] * len(indices)
-        bad: list[BadSample] = []
+        bad: list[tuple[BadSample, str]] = []
         for place in np.argsort(indices, kind="stable").tolist():
             number = int(indices[place])
             shard, row = self.place(number)
             try:
                 found[place] = made(self._shard(shard).row(row), place)
             except RowError as error:
-                bad.append(BadSample(number, self.where(number), str(error)))
-        if bad:
-            raise BadSampleError(sorted(bad, key=lambda sample: sample.index), REMEDY)
+                bad.append((BadSample(number, self.where(number), str(error)), error.remedy or REMEDY))
+        if bad:  # the first of them in the order of their numbers, as they were read
+            raise BadSampleError([sample for sample, _ in bad], bad[0][1])
         return found
 
     def _shard(self, number: int) -> OpenShard:
