@@ -108,7 +108,10 @@ def test_killed_at_any_line_of_a_save_the_newest_checkpoint_is_whole(tmp_path: P
         if killed.total() % 10 == 0:
             scene.check_store()
     assert killed.total() == KILLS
-    assert all(killed[function] for function in PHASES.values()), killed
+    # How many lines a function runs depends on how busy the machine is: some of the numbers drawn may not have come.
+    for function in [function for function in PHASES.values() if not killed[function]]:
+        assert crashing("kill", scene.folder, scene.store, function, 1)["killed"]
+        scene.check()
     assert crashing("count", scene.folder, scene.store)["status"] == 0
     scene.check()
     scene.check_store()
