@@ -87,7 +87,7 @@ class Scene:
             fetch(self.remote, there, self.fetched)
             check(read(read_info(self.fetched / there.path.name)), there.step)
             shutil.rmtree(self.fetched)
-        # Rarely one more: a folder that is no object store may keep half a manifest of a worker that was killed.
+        # Five, and rarely more; that they do not grow with the kills is what matters.
         assert len(self.remote.names("")) <= 8, self.remote.names("")
 
 
