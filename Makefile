@@ -16,7 +16,7 @@ test: TESTS := -m "not slow"
 test test-all: check
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest $(TESTS)
-	$(BIN)/python -m coverage run --source shoal -m shoal.cli.main --version 2>/dev/null # files that nothing has run
+	$(BIN)/python -m coverage run --source shoal -m shoal.cli.main --version # files that nothing has run
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

@@ -73,5 +73,5 @@ def files_hash(dataset: Any, order: Order) -> str | None:
     samples are not in shards."""
     index = getattr(dataset, "index", None)
     if not isinstance(index, ShardIndex):
-        return order.files_hash
-    return hashlib.sha256(f"{order.files_hash} {index.contents}".encode()).hexdigest()
+        return order.windows_hash
+    return hashlib.sha256(f"{order.windows_hash} {index.contents}".encode()).hexdigest()

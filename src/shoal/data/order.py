@@ -34,7 +34,7 @@ class Order:
         return -(-self.num_samples // self.global_batch)
 
     @cached_property
-    def files_hash(self) -> str | None:
+    def windows_hash(self) -> str | None:
         """Of all that the order of samples in files depends on; None where any sample may be anywhere."""
         if self.windows is None:
             return None

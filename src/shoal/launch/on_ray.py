@@ -100,7 +100,7 @@ def connected(workers: int, how: Launch, readers: int = 0) -> Iterator[tuple[Any
     """
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     host, port = host_and_port(how.address)
-    # A Ray of our own stays there.
+    # Where a Ray of our own stays.
     on_loopback = how.address is None or is_loopback(host)
     if how.address is None and not how.dashboard:
         settings |= QUIET_RAY

@@ -47,8 +47,9 @@ def plan_feeding(
     is_moved = device.type == "cuda" and not _is_on(datasets.train, device)
     is_resident = _is_on(datasets.train, device) and device.type == "cuda"
     # Bytes travel between processes in a quarter of the time that floats take; what is in memory does not travel.
-    is_better = is_moved or kind != "memory" if section.transform_on == "auto" else section.transform_on == "device"
-    on_device = is_better and not is_resident and objective.count is None
+    is_better = is_moved or kind != "memory"
+    is_wanted = section.transform_on == "device" or (section.transform_on == "auto" and is_better)
+    on_device = is_wanted and not is_resident and objective.count is None
 
     batch = recipe.evaluate.batch or recipe.micro_batch(data_size)
     by_ray = {

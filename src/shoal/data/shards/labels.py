@@ -86,9 +86,9 @@ class Labels:
 
     def _doubt(self, numbers: Sequence[str]) -> None:
         """What is only called so may be something else: amounts, answers, or numbers of classes with a stray word."""
-        other = next((name for name in sorted(self.found) if not _NUMBER.fullmatch(name)), None)
-        odd = next((name for name in sorted(self.found) if not _NUMBER.fullmatch(name) and _is_amount(name)), other)
-        if odd is not None and (numbers or _is_amount(odd)):
+        others = sorted(self.found - set(numbers))
+        odd = next(filter(_is_amount, others), others[0] if others and numbers else None)
+        if odd is not None:
             self.refuse(
                 f"{self.column!r} holds {odd[:40]!r}, which is not the number of a class"
                 f"{'' if not numbers else f', and {min(numbers)}, which is'}; if all are names: --label {self.column}"
@@ -113,7 +113,6 @@ def common_classes(parts: Mapping[str, Labels]) -> tuple[list[str], str | None]:
         if unknown and labels.problem is None:
             listed = ", ".join(unknown[:10])
             labels.refuse(f"{labels.column!r} of val has classes that train has not: {listed}")
-    # A part may have none of its own: then all that it holds is known.
     problem = next((labels.problem for labels in parts.values() if labels.problem is not None), None)
     if problem is None:
         if "0" in classes and "0" not in first.found:
