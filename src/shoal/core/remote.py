@@ -50,7 +50,12 @@ class Remote:
 
         def copy() -> None:
             self._make_parent(name)
-            self._fs.put_file(str(source), self._at(name))
+            # A store has a file whole or not at all. A folder may have half of one, of a process that was killed.
+            is_folder = "file" in self._fs.protocol
+            beside = f"{self._at(name)}.part" if is_folder else self._at(name)
+            self._fs.put_file(str(source), beside)
+            if is_folder:
+                Path(beside).replace(self._at(name))
             if (there := self._fs.info(self._at(name), refresh=True)["size"]) != source.stat().st_size:
                 raise OSError(errno.EIO, f"{name} has {there} bytes there instead of {source.stat().st_size}")
 
