@@ -114,6 +114,15 @@ def test_normalize_is_per_channel():
     torch.testing.assert_close(out[0, 1], torch.full((2, 2), 3.0))
 
 
+def test_a_large_batch_is_normalized_to_the_same_bits_as_its_images_alone():
+    images = torch.randint(0, 256, (7, 3, 150, 150), dtype=torch.uint8)
+    together = normalize(images, MEAN, STD)
+    assert together.is_contiguous()
+    assert torch.equal(together, torch.cat([normalize(image[None], MEAN, STD) for image in images]))
+    upright = images.transpose(-1, -2)
+    assert torch.equal(normalize(upright, MEAN, STD), together.transpose(-1, -2))
+
+
 def test_the_transform_can_be_handed_to_a_process():
     transform = pickle.loads(pickle.dumps(ImageTransform((0.5,) * 3, (0.5,) * 3, seed=1, padding=2, flip=True)))
     rows = np.arange(5)

@@ -40,7 +40,8 @@ class Recycled:
             self._begin()
         with self._lock:
             kept = self._free.setdefault(size, [])
-            memory = kept.pop() if kept else np.empty(size, dtype=np.uint8)
+            # Not numpy's own, which asks for huge pages: a machine that must first find some takes many times as long.
+            memory = kept.pop() if kept else torch.empty(size, dtype=torch.uint8).numpy()
         # The tensor, and all that is made of it, holds on to this view of the memory, and to nothing else.
         view = memory[:]
         weakref.finalize(view, self._take_back, memory).atexit = False

@@ -1,5 +1,6 @@
 """Reading in line, or ahead by processes beside the training process, which stay for as long as they are needed."""
 
+import atexit
 import os
 import signal
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ class Processes:
         """As DataLoader hands them out; the processes are started by the first call, and stay."""
         self._sampler.requests = requests
         self._iterator = iter(self._loader)
+        # DataLoader's own way out waits for processes that a signal does not end.
+        atexit.register(self.close)
         for answer in self._iterator:
             if isinstance(answer, UserError):
                 raise answer
@@ -79,6 +82,7 @@ class Processes:
     def close(self) -> None:
         """At once, not when the last reference goes: a traceback would keep the processes until this one ends."""
         if self._iterator is not None:
+            atexit.unregister(self.close)
             self._iterator._shutdown_workers()
             self._iterator = self._loader._iterator = None
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -116,17 +115,18 @@ def _octal(field: bytes) -> int | None:
     if field[:1] == b"\x80":  # GNU's way for sizes of 8 GiB and more
         return int.from_bytes(field[-8:], "big") & (1 << 62) - 1
     digits = field.strip(b" \0")
-    return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
+    return int(digits or b"0", 8) if not digits.strip(b"01234567") else None
 
 
 def _checksum_is_right(header: bytes) -> bool:
-    told = _octal(header[148:156])
-    return told == sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    return _octal(header[148:156]) == sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
 
 
 def _name(header: bytes) -> str:
-    name, prefix = (part.partition(b"\0")[0].decode("utf-8", "replace") for part in (header[:100], header[345:500]))
-    return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
+    name = header[:100].partition(b"\0")[0]
+    if header[345] and header[257:263] == b"ustar\0":
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    return name.decode("utf-8", "replace")
 
 
 def _long_name(kind: bytes, content: bytes) -> str | None:
