@@ -2,6 +2,9 @@
 
 import os
 import random
+import subprocess
+import sys
+import time
 import traceback
 from collections import Counter
 
@@ -154,6 +157,22 @@ def test_the_sample_that_a_users_code_fails_at_is_named(workers):
         list(steps)
     told = "".join(traceback.format_exception(caught.value))
     assert "(sample 5; data.on_error=skip leaves such samples out)" in told
+
+
+def test_a_program_that_ends_with_batches_still_unread_ends_at_once():
+    program = """
+import torch
+from torch.utils.data import TensorDataset
+from shoal.data.loader import Loading, train_batches
+from shoal.data.order import Order
+batches = train_batches(TensorDataset(torch.zeros(64, 1)), Order(64, 4, 0), 0, 16, micro_batch=4, loading=Loading(2))
+next(batches)
+raise ValueError("of the user's own, while `batches` is alive")
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines()[-1].startswith("ValueError"), done.stderr  # and nothing of processes after it
+    assert time.monotonic() - began < 40  # it took a minute more: the processes gave themselves that long
 
 
 def test_loader_workers_are_not_in_the_process_group_that_signals_go_to():
