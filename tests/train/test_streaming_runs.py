@@ -159,3 +159,16 @@ def test_other_shards_of_the_same_samples_are_refused_when_a_run_is_resumed(trai
     (tmp_path / "copy" / "train" / INDEX).write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"^data.dir: the samples are in other files"):
         train_here(resume=tmp_path / "run", overrides={"data.dir": str(tmp_path / "copy"), "train.epochs": 3})
+
+
+def test_a_renamed_image_is_noticed_when_a_run_is_resumed(train_here, tmp_path):
+    from tests.fake_data import write_image_folder
+
+    write_image_folder(tmp_path / "pets", ("ant", "bee"), per_class=6)
+    train_here(RECIPE, overrides={"data.dir": str(tmp_path / "pets"), "train.epochs": 1}, run_dir=tmp_path / "run")
+    shutil.copytree(tmp_path / "pets", tmp_path / "copy")
+    train_here(resume=tmp_path / "run", overrides={"data.dir": str(tmp_path / "copy"), "train.epochs": 2})
+    image = next((tmp_path / "copy" / "train" / "ant").iterdir())
+    image.rename(image.with_stem("zebra"))
+    with pytest.raises(UserError, match=r"^data.dir: the samples are in other files"):
+        train_here(resume=tmp_path / "run", overrides={"data.dir": str(tmp_path / "copy"), "train.epochs": 3})

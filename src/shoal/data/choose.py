@@ -8,6 +8,7 @@ import numpy as np
 
 from shoal.core.errors import UserError
 from shoal.data.dataset import MemoryDataset
+from shoal.data.image_folder import ImageFolderDataset
 from shoal.data.iterable import IterableRows
 from shoal.data.order import Order
 from shoal.data.ray_data import RayRows
@@ -70,8 +71,12 @@ def make_order(dataset: Any, kind: Kind, global_batch: int, seed: int, streaming
 
 def files_hash(dataset: Any, order: Order) -> str | None:
     """Of all that the samples of a step depend on besides the recipe: files, their rows, window, lanes; None where
-    samples are not in shards."""
+    samples are not in files that can be told apart."""
     index = getattr(dataset, "index", None)
-    if not isinstance(index, ShardIndex):
+    if isinstance(index, ShardIndex):
+        contents = index.contents
+    elif isinstance(dataset, ImageFolderDataset):
+        contents = dataset.contents
+    else:
         return order.windows_hash
-    return hashlib.sha256(f"{order.windows_hash} {index.contents}".encode()).hexdigest()
+    return hashlib.sha256(f"{order.windows_hash} {contents}".encode()).hexdigest()

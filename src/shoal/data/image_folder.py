@@ -1,5 +1,6 @@
 """Images in one folder per class, or in shards, decoded as they are needed."""
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,14 @@ class ImageFolderDataset:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def contents(self) -> str:
+        """A hash of the names of all files, in their order, by class: what number a sample has depends on it."""
+        found = hashlib.sha256("/".join(self.classes).encode(errors="surrogateescape"))
+        found.update(self.labels.tobytes())
+        found.update(self.names.tobytes())
+        return found.hexdigest()
 
     def path(self, index: int) -> Path:
         """The file of a sample."""

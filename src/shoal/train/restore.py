@@ -209,5 +209,5 @@ def _check_identity(content: Content, present: Identity, step: int) -> None:
     if saved.files != present.files:
         raise UserError(
             f"data.dir: the samples are in other files, or in other numbers in them, than when step {step} was saved, "
-            "so the order would be another; bring the shards back as they were, or start a new run"
+            "so the order would be another; bring the files back as they were, or start a new run"
         )

@@ -67,4 +67,4 @@ class Identity:
     fixed: dict[str, str]
     """Hash of every field of the recipe that may not change, as it was after references were resolved."""
     files: str | None = None
-    """Of data in shards, a hash of what the samples of a step depend on besides: the files, window, lanes."""
+    """Of data in shards or image files, a hash of what else the samples of a step depend on: files, window, lanes."""
