@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +350,20 @@ def test_what_is_wrong_is_told_before_anything_is_written(
     with pytest.raises(UserError, match=says):
         make(tmp_path / name, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
+
+
+def test_files_of_other_kinds_are_left_out_and_told(photos: Path, tmp_path: Path) -> None:
+    remarks: list[str] = []
+    request = Request(photos, str(tmp_path / "out"), 10_000)
+    raw = photos / "val" / "cat" / "7.heic"
+    raw.write_bytes(b"of a telephone")
+    make_shards(request, lambda shard: None, remarks.append)
+    readme = photos / "train" / "README.txt"
+    assert remarks.pop() == f"left out, being of another kind: {readme}, {raw} (2 in all)"
+    raw.unlink()
+    readme.unlink()
+    make_shards(replace(request, target=str(tmp_path / "again")), lambda shard: None, remarks.append)
+    assert not remarks
 
 
 def test_folders_that_cannot_be_understood_are_told(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """From files as people have them to shards: what is asked for is checked, all of it, before anything is written."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -80,6 +80,14 @@ class Opened:
     """What the user might not expect of it."""
 
 
+def _left_out(sources: Iterable[Source]) -> str | None:
+    others = [file for source in sources for file in source.others]
+    if not others:
+        return None
+    named = ", ".join(str(file) for file in others[:3]) + (", ..." if len(others) > 3 else "")
+    return f"left out, being of another kind: {named} ({len(others):,} in all)"
+
+
 def make_shards(
     request: Request, tell: Callable[[Shard], None], remark: Callable[[str], None] = lambda line: None
 ) -> dict[str, ShardIndex]:
@@ -98,8 +106,9 @@ def make_shards(
     fill = _filler(request, opened, kind, format_)
     target = open_folder(request.target, "DST")
     with failures_told("DST"), writing(target, opened.parts, format_, request.overwrite, tell) as writers:
-        if opened.remark is not None:
-            remark(opened.remark)
+        for line in (_left_out(sources.values()), opened.remark):
+            if line is not None:
+                remark(line)
         for name, part in opened.parts.items():
             fill(writers[name], part)
     return {name: writer.index() for name, writer in writers.items()}

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from shoal.core.errors import UserError
@@ -23,6 +24,8 @@ class Source:
     """images, jsonl, csv, parquet or text."""
     files: tuple[Path, ...]
     """Sorted by path; for images, empty."""
+    others: tuple[Path, ...] = ()
+    """Files beside them that are of another kind, or of none that is known."""
 
 
 def find_parts(path: Path) -> dict[str, Source]:
@@ -51,15 +54,16 @@ def find_source(path: Path) -> Source:
     for file in visible_files(path):
         suffix = file.suffix.lower()
         has_class = suffix in IMAGES and file.parent != path
-        kind = "images" if has_class else "packed" if suffix in _PACKED else _KINDS.get(suffix)
-        if kind is not None:
-            found.setdefault(kind, []).append(file)
+        kind = "images" if has_class else "packed" if suffix in _PACKED else _KINDS.get(suffix, "unknown")
+        found.setdefault(kind, []).append(file)
     rows = [kind for kind in ("jsonl", "csv", "parquet") if kind in found]
     if len(rows) > 1:
         raise UserError(f"SRC: {path} holds {' and '.join(rows)} files; give a folder, or a file, of one kind")
     for kind in (*rows, "images", "text"):
         if kind in found:
-            return Source(path, kind, () if kind == "images" else tuple(found[kind]))
+            files = found.pop(kind)
+            others = tuple(sorted(chain.from_iterable(found.values())))
+            return Source(path, kind, () if kind == "images" else tuple(files), others)
     remedy = f"; unpack {found['packed'][0].name} and its like first" if "packed" in found else ""
     raise UserError(f"SRC: {path} holds nothing to make shards of{remedy}. What can be read: {_KNOWN}")
 
