@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import tests.forks  # noqa: F401
 from shoal.launch.api import train
 from tests.many import Ranks
 

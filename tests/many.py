@@ -97,7 +97,9 @@ class Ranks:
 @functools.cache
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "shoal.train.worker", "tests.many"])
+    context.set_forkserver_preload(
+        ["torch.distributed", "torch.nn.parallel", "shoal.train.worker", "tests.many", "tests.forks"]
+    )
     return context
 
 

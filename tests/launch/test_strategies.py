@@ -63,9 +63,7 @@ def test_a_killed_worker_costs_nothing_under_any_strategy(
     assert watch.names().count("failure") == 2
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("fsdp", "zero2") else pytest.mark.slow) for n in STRATEGIES]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "fsdp" else pytest.mark.slow) for n in STRATEGIES])
 def test_initial_weights_are_taken_under_any_strategy(
     crews: Callable[[int], LocalCrew], tmp_path: Path, name: str
 ) -> None:

@@ -77,7 +77,7 @@ def check(loaded: Any) -> None:
         assert load_recipe([result.tree()]).recipe == result.recipe, "the resolved recipe must load to itself"
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(tree=mutated())
 def test_a_mutated_recipe_loads_or_is_refused_in_words(tree: dict[str, Any]) -> None:
     check(lambda: load_recipe([tree]))
@@ -96,7 +96,7 @@ def test_a_mutated_file_loads_or_is_refused_in_words(
     check(lambda: load_recipe([file]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(text=st.binary(max_size=60) | st.text(max_size=60).map(lambda t: t.encode("utf-8", "surrogatepass")))
 @example(text=b"a: &a [*a]")
 @example(text=b"train: &t {epochs: *t}")
@@ -111,7 +111,7 @@ def test_any_bytes_as_a_file_are_refused_in_words(text: bytes, tmp_path_factory:
     check(lambda: load_recipe([file]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     key=st.sampled_from([".".join(map(str, path)) for path in paths(VALID["cifar10_vit"])])
     | st.text(string.ascii_lowercase + "._-", max_size=12),

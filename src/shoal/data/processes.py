@@ -1,6 +1,7 @@
 """Reading in line, or ahead by processes beside the training process, which stay for as long as they are needed."""
 
 import atexit
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -135,6 +136,7 @@ def _prepare_worker(worker_id: int) -> None:
     os.setpgid(0, 0)
     end_with_parent()
     keep_freed_memory()
+    gc.freeze()  # what the trainer had is no garbage here, and looking through it would copy its memory page by page
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, on_terminate)
