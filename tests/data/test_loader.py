@@ -1,5 +1,7 @@
 """Batches by step: whole or item by item, in line or by worker processes, from any step on."""
 
+import gc
+import multiprocessing
 import os
 import random
 import subprocess
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import UserError
 from shoal.data.dataset import MemoryDataset, in_one_go
-from shoal.data.loader import Loading, evaluation_batches, train_batches
+from shoal.data.loader import Evaluation, Loading, evaluation_batches, train_batches
 from shoal.data.order import Order
 
 
@@ -159,20 +161,51 @@ def test_the_sample_that_a_users_code_fails_at_is_named(workers):
     assert "(sample 5; data.on_error=skip leaves such samples out)" in told
 
 
-def test_a_program_that_ends_with_batches_still_unread_ends_at_once():
-    program = """
-import torch
-from torch.utils.data import TensorDataset
+PROGRAM = """
+import os, sys, time
 from shoal.data.loader import Loading, train_batches
 from shoal.data.order import Order
-batches = train_batches(TensorDataset(torch.zeros(64, 1)), Order(64, 4, 0), 0, 16, micro_batch=4, loading=Loading(2))
+
+class Items:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0 if index < 4 else {longest_s})
+        return index
+
+order = Order(64, 4, 0, is_shuffled=False)
+batches = train_batches(Items(), order, 0, 16, micro_batch=4, loading=Loading(4))
 next(batches)
-raise ValueError("of the user's own, while `batches` is alive")
+{then}
 """
+
+
+@pytest.mark.parametrize("longest_s", [0, 600])
+def test_a_program_that_ends_with_batches_still_unread_ends_at_once(longest_s):
+    then = "time.sleep(1)\nraise ValueError('of the user, while `batches` is alive')"
     began = time.monotonic()
+    program = PROGRAM.format(longest_s=longest_s, then=then)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stderr.splitlines()[-1].startswith("ValueError"), done.stderr  # and nothing of processes after it
     assert time.monotonic() - began < 40  # it took a minute more: the processes gave themselves that long
+
+
+def test_a_fork_that_ends_leaves_the_processes_of_the_program_alone():
+    then = "child = os.fork()\nif child == 0: sys.exit(0)\nos.waitpid(child, 0)\nprint(1 + len(list(batches)))"
+    program = PROGRAM.format(longest_s=0, then=then)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "16\n", done.stderr
+
+
+def test_what_nobody_holds_any_more_has_no_processes():
+    evaluation = Evaluation(RandomItems(8), batch=4, loading=Loading(workers=2))
+    assert len(list(evaluation.batches())) == 2
+    pids = [worker.pid for worker in multiprocessing.active_children()]
+    assert len(pids) >= 2
+    del evaluation
+    gc.collect()
+    assert not {worker.pid for worker in multiprocessing.active_children()} & set(pids)
 
 
 def test_loader_workers_are_not_in_the_process_group_that_signals_go_to():

@@ -4,11 +4,13 @@ import atexit
 import gc
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data._utils import signal_handling
 
 from shoal.core.errors import UserError
 from shoal.core.memory import keep_freed_memory
@@ -72,9 +74,10 @@ class Processes:
     def answers(self, requests: Iterator[Request]) -> Iterator[Answer]:
         """As DataLoader hands them out; the processes are started by the first call, and stay."""
         self._sampler.requests = requests
+        is_first = self._iterator is None
         self._iterator = iter(self._loader)
-        # DataLoader's own way out waits for processes that a signal does not end.
-        atexit.register(self.close)
+        if is_first:
+            _end_with_program(self)
         for answer in self._iterator:
             if isinstance(answer, UserError):
                 raise answer
@@ -83,9 +86,34 @@ class Processes:
     def close(self) -> None:
         """At once, not when the last reference goes: a traceback would keep the processes until this one ends."""
         if self._iterator is not None:
-            atexit.unregister(self.close)
             self._iterator._shutdown_workers()
             self._iterator = self._loader._iterator = None
+
+    def kill(self) -> None:
+        """Whatever they are doing: nobody needs it any more."""
+        if self._iterator is not None:
+            # First, or DataLoader takes their end for a failure.
+            signal_handling._remove_worker_pids(id(self._iterator))  # type: ignore[attr-defined]
+            self._iterator._worker_pids_set = False
+            for worker in self._iterator._workers:
+                worker.kill()
+            self.close()
+
+
+def _end_with_program(reader: Processes) -> None:
+    """Have its processes end with this one, at once, where nobody has closed it.
+
+    DataLoader's own way out waits for each of them, and by a first signal they do not end.
+    """
+    found, owner = weakref.ref(reader), os.getpid()
+
+    def end() -> None:
+        still = found()
+        if still is not None and os.getpid() == owner:  # not a process that was forked: the reader is not its own
+            still.kill()
+
+    atexit.register(end)
+    weakref.finalize(reader, atexit.unregister, end).atexit = False
 
 
 def open_reader(reading: Reading, count: int, pin_memory: bool) -> Reader:
