@@ -88,3 +88,9 @@ def test_by_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_it_is_memory_of_the_cpu_whatever_torch_makes_by_default() -> None:
+    with torch.device("meta"):
+        assert Recycled().empty((1 << 21,), torch.uint8).device.type == "cpu"
+        assert Recycled().empty((1,), torch.uint8).device.type == "cpu"

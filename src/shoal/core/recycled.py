@@ -35,13 +35,12 @@ class Recycled:
         """A tensor on the CPU whose values are whatever was there."""
         size = math.prod(shape) * dtype.itemsize
         if size < _LEAST_BYTES:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         if self._process != os.getpid():  # a fork copies a lock as it is, also one that another thread has just taken
             self._begin()
         with self._lock:
             kept = self._free.setdefault(size, [])
-            # Not numpy's own, which asks for huge pages: a machine that must first find some takes many times as long.
-            memory = kept.pop() if kept else torch.empty(size, dtype=torch.uint8).numpy()
+            memory = kept.pop() if kept else _allocate(size)
         # The tensor, and all that is made of it, holds on to this view of the memory, and to nothing else.
         view = memory[:]
         weakref.finalize(view, self._take_back, memory).atexit = False
@@ -57,6 +56,14 @@ class Recycled:
                     del self._free[next(iter(self._free))]
             finally:
                 self._lock.release()
+
+
+def _allocate(size: int) -> np.ndarray:
+    """Not numpy's own memory, for which it asks for huge pages: a machine that must first find some takes many times as
+    long. As a storage, which torch does not fill where it is to be deterministic."""
+    storage = torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
+    memory: np.ndarray = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+    return memory
 
 
 RECYCLED = Recycled()

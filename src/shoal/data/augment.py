@@ -60,7 +60,7 @@ def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float])
     """uint8 `[B, C, H, W]` images as float32 with mean 0 and deviation 1 per channel; mean and std are for 0..1."""
     device = images.device
     scale, shift = _scale_and_shift(tuple(mean), tuple(std), device)
-    if images.numel() <= _CACHED or device.type != "cpu":
+    if images.numel() <= _CACHED or device.type != "cpu" or images.dtype != torch.uint8:
         return (images.contiguous() * scale).sub_(shift)
     # Some at a time, which stay in the processor's cache from one pass to the next, into memory that was used before.
     # By numpy, on one thread: where processes that read have the cores, torch's threads wait for each other.
