@@ -74,8 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one return a kind of error
     """The command's exit status; every error becomes words on stderr."""
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - closed by the caller (2>&-)
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - likewise (>&-)
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115, PTH123 - closed by the caller (2>&-)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115, PTH123 - likewise (>&-)
     stdout, status = sys.stdout, 0
     try:
         result: Any = shoal.main(arguments, prog_name="shoal", standalone_mode=False)

@@ -27,7 +27,10 @@ class Classes:
         """The number of a row's class; raises RowError where it has none."""
         value = row.get(self.column)
         if value is None:
-            raise RowError(f"has no column {self.column}; its columns: {', '.join(map(str, row)) or 'none'}")
+            columns = ", ".join(map(str, row)) or "none"
+            raise RowError(
+                f"has no column {self.column}; its columns: {columns}", "set data.label to that of the class"
+            )
         number = self.names.get(str(value))
         if number is None and not (self.are_values and not self._are_numbers):
             number = _number(value)

@@ -96,7 +96,9 @@ class ImageShards(ShardedRows):
 def _content(row: dict[str, Any], column: str | None) -> bytes:
     name = column if column is not None else next((name for name in _NAMES if name in row), None)
     if name is None or row.get(name) is None:
-        raise RowError(f"has no column {name or 'with an image'}; its columns: {', '.join(map(str, row)) or 'none'}")
+        columns = ", ".join(map(str, row)) or "none"
+        remedy = "set data.image to that of the image"
+        raise RowError(f"has no column {name or 'with an image'}; its columns: {columns}", remedy)
     content = row[name]
     if isinstance(content, dict):  # as Hugging Face stores images in parquet
         content = content.get("bytes")

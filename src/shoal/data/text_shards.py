@@ -87,7 +87,7 @@ class TextRows(ShardedRows):
         if not isinstance(text, str):
             columns = ", ".join(map(str, row)) or "none"
             what = f"has no column {self.text_column}; its columns: {columns}" if text is None else "is not a text"
-            raise RowError(what)
+            raise RowError(what, "set data.text to a column that is a text in every row, or correct the row")
         if not text or (not text.isprintable() and _is_broken(text)):
             raise RowError(f"column {self.text_column} is {'empty' if not text else 'not Unicode text'}")
         return text

@@ -99,6 +99,17 @@ def test_what_is_damaged_is_found(damage: Callable[[Path], None], says: str, for
     assert problem.file == f"val/{broken.name}" and says in problem.problem
 
 
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_part_without_an_index_is_not_whole(part: str, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        index(write_folder(tmp_path / name, "jsonl"), "jsonl")
+    (tmp_path / part / INDEX).unlink()
+    found = {checked.folder.rpartition("/")[2]: checked.problems for checked in verify(str(tmp_path), quiet)}
+    (problem,) = found.pop(part)
+    assert problem.file == f"{part}/{INDEX}" and problem.problem.startswith("is not there")
+    assert list(found.values()) == [()]
+
+
 def test_rows_are_counted_also_where_the_bytes_are_right(tmp_path: Path) -> None:
     index(write_folder(tmp_path, "jsonl"), "jsonl")
     tree = json.loads((tmp_path / INDEX).read_text())
@@ -128,6 +139,9 @@ def test_classes_that_are_no_numbers_are_not_guessed(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"DIR: .* is not there, or nothing is in it"):
+        index(tmp_path, "tar")
+    (tmp_path / "notes.md").touch()
     with pytest.raises(UserError, match=r"DIR: no \*.tar, \*.jsonl, \*.parquet, \*.bin in"):
         index(tmp_path, "tar")
     with pytest.raises(UserError, match=r"DIR: no index.json in .*; shoal data index DIR makes one"):

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from shoal.core.errors import UserError
-from shoal.data.shards.folder import Folder, RemoteFolder, failures_told, open_folder
+from shoal.data.shards.folder import MARKER, Folder, RemoteFolder, failures_told, open_folder
 from shoal.data.shards.index import INDEX, Shard, ShardIndex, parse_index
 from shoal.data.shards.opened import OPEN, RowError
 from shoal.data.shards.write import SUFFIXES
@@ -48,7 +48,18 @@ class Verified:
 def verify(address: str, tell: Tell) -> list[Verified]:
     """Read every byte of the shards in a folder, or in its `train` and `val`; `tell` hears of each file."""
     with failures_told("DIR"):
-        return [_verify(folder, name, tell) for name, folder in _parts(address, lambda names: INDEX in names, INDEX)]
+        found = dict(_parts(address, lambda names: INDEX in names, INDEX))
+        if "" not in found:  # a part whose writer was killed has no index, and is no less a part
+            found |= {part: folder for part, folder in _unwritten(address) if part not in found}
+        return [_verify(found[name], name, tell) for name in sorted(found)]
+
+
+def _unwritten(address: str) -> Iterator[tuple[str, Folder]]:
+    root = open_folder(address, "DIR")
+    for part in sorted(root.names() & {"train", "val"}):
+        names = root.at(part).names()
+        if MARKER in names or _has_shards(names):
+            yield part, root.at(part)
 
 
 def make_indexes(
@@ -57,7 +68,7 @@ def make_indexes(
     """Write an index for the shards in a folder, or in its `train` and `val`; all are made before one is written."""
     kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES.values())
     with failures_told("DIR"):
-        found = list(_parts(address, lambda names: any(_format_of(name) for name in names), kinds))
+        found = list(_parts(address, _has_shards, kinds))
         indexes = {}
         for name, folder in found:
             if not overwrite and INDEX in folder.names():
@@ -72,6 +83,8 @@ def _parts(address: str, has: Callable[[set[str]], bool], what: str) -> Iterator
     """The folder itself if it has what is looked for, else its `train` and `val`."""
     root = open_folder(address, "DIR")
     names = root.names()
+    if not names:
+        raise UserError(f"DIR: {root.address} is not there, or nothing is in it; give a folder of shards")
     if has(names):
         yield "", root
         return
@@ -85,7 +98,9 @@ def _parts(address: str, has: Callable[[set[str]], bool], what: str) -> Iterator
 
 def _verify(folder: Folder, part: str, tell: Tell) -> Verified:
     content = folder.read(INDEX)
-    assert content is not None, "it was just there"
+    if content is None:
+        missing = Problem(f"{part}/{INDEX}", "is not there: the shards were not written to their end; make them again")
+        return Verified(folder.address, 0, 0, 0, (missing,))
     index = parse_index(content, f"{folder.address}/{INDEX}")
     there = folder.names() if isinstance(folder, RemoteFolder) else None
     problems = []
@@ -159,6 +174,10 @@ def check_tar(path: Path) -> list[str]:
         if len(rest) < 2 * _BLOCK or rest.strip(_ZEROS):
             raise RowError(f"is not a whole tar: after byte {end:,} comes neither a member nor the end mark")
     return classes
+
+
+def _has_shards(names: set[str]) -> bool:
+    return any(_format_of(name) for name in names)
 
 
 def _format_of(name: str) -> str | None:

@@ -73,6 +73,7 @@ class ShardIndex:
 
 _NAME = re.compile(r"[^./\\\0][^/\\\0]{0,199}")
 """A part of a file's name: not hidden, no way out of the folder."""
+_AGAIN = "shoal data index DIR --overwrite"
 _HEAD = ("shoal", "version", "format", "rows", "shards")
 
 
@@ -81,11 +82,14 @@ def parse_index(text: str | bytes, where: str) -> ShardIndex:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"data.dir: {where}: is not JSON ({error}); make it again: shoal data index") from error
+        raise UserError(f"data.dir: {where}: is not JSON ({error}); make it again: {_AGAIN}") from error
     if not isinstance(tree, dict) or tree.get("shoal") != "shards":
-        raise UserError(f"data.dir: {where}: is not an index of shards; make one: shoal data index")
+        raise UserError(f"data.dir: {where}: is not an index of shards; make one: {_AGAIN}")
     if tree.get("version") != VERSION:
-        raise UserError(f"data.dir: {where}: is of version {tree.get('version')}, this Shoal reads {VERSION}")
+        found = tree.get("version")
+        raise UserError(
+            f"data.dir: {where}: is of version {found}, this Shoal reads {VERSION}; make it again: {_AGAIN}"
+        )
     if tree.get("format") not in FORMATS:
         raise UserError(f"data.dir: {where}: format {tree.get('format')!r}; allowed: {', '.join(FORMATS)}")
     try:
@@ -98,7 +102,7 @@ def parse_index(text: str | bytes, where: str) -> ShardIndex:
     if index.num_rows != tree.get("rows"):
         raise UserError(
             f"data.dir: {where}: its shards hold {index.num_rows} rows, and it says {tree.get('rows')}; "
-            "it was changed by hand, so make it again: shoal data index"
+            f"it was changed by hand, so make it again: {_AGAIN}"
         )
     return index
 

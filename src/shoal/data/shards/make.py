@@ -84,7 +84,8 @@ def _left_out(sources: Iterable[Source]) -> str | None:
     others = [file for source in sources for file in source.others]
     if not others:
         return None
-    named = ", ".join(str(file) for file in others[:3]) + (", ..." if len(others) > 3 else "")
+    names = [str(file) if str(file).isprintable() else ascii(str(file)) for file in others[:3]]
+    named = ", ".join(names) + (", ..." if len(others) > 3 else "")
     return f"left out, being of another kind: {named} ({len(others):,} in all)"
 
 
@@ -105,10 +106,10 @@ def make_shards(
     opened = _open_parts(request, sources, kind, format_)
     fill = _filler(request, opened, kind, format_)
     target = open_folder(request.target, "DST")
+    for line in (_left_out(sources.values()), opened.remark):
+        if line is not None:
+            remark(line)
     with failures_told("DST"), writing(target, opened.parts, format_, request.overwrite, tell) as writers:
-        for line in (_left_out(sources.values()), opened.remark):
-            if line is not None:
-                remark(line)
         for name, part in opened.parts.items():
             fill(writers[name], part)
     return {name: writer.index() for name, writer in writers.items()}

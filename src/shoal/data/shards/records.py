@@ -229,7 +229,8 @@ def _json_rows(path: Path) -> Iterator[tuple[str, int, Row]]:
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise UserError(f"SRC: {where} is not JSON ({error}); correct it or take it out") from error
+                    why = getattr(error, "msg", error)  # without a line number, which would be counted from this line
+                    raise UserError(f"SRC: {where} is not JSON ({why}); correct it or take it out") from error
                 if not isinstance(row, dict):
                     raise UserError(f"SRC: {where} is not a JSON object but a {type(row).__name__}; correct it")
                 yield where, position, row

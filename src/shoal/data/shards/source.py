@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Source:
     files: tuple[Path, ...]
     """Sorted by path; for images, empty."""
     others: tuple[Path, ...] = ()
-    """Files beside them that are of another kind, or of none that is known."""
+    """Files beside them that are of another kind, or of none that is known; or folders beside those of the parts."""
 
 
 def find_parts(path: Path) -> dict[str, Source]:
@@ -36,6 +36,8 @@ def find_parts(path: Path) -> dict[str, Source]:
         return {"": find_source(path)}
     names = [name for name in ("train", "val") if (path / name).is_dir()]
     parts = {name: find_source(path / name) for name in names}
+    beside = sorted(found for found in path.iterdir() if found.name not in names and not found.name.startswith("."))
+    parts["train"] = replace(parts["train"], others=(*beside, *parts["train"].others))
     kinds = {source.kind for source in parts.values()}
     if len(kinds) > 1:
         raise UserError(f"SRC: {path}: train holds {parts['train'].kind} and val holds {parts['val'].kind}")
@@ -65,6 +67,8 @@ def find_source(path: Path) -> Source:
             others = tuple(sorted(chain.from_iterable(found.values())))
             return Source(path, kind, () if kind == "images" else tuple(files), others)
     remedy = f"; unpack {found['packed'][0].name} and its like first" if "packed" in found else ""
+    if any(file.suffix.lower() in IMAGES for file in found.get("unknown", ())):
+        remedy = "; its images are in no folder of a class: give the folder above it"
     raise UserError(f"SRC: {path} holds nothing to make shards of{remedy}. What can be read: {_KNOWN}")
 
 
