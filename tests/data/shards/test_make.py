@@ -379,6 +379,9 @@ def test_folders_that_cannot_be_understood_are_told(tmp_path: Path) -> None:
     (source / "a.jsonl.gz").write_bytes(b"x")
     with pytest.raises(UserError, match=r"nothing to make shards of; unpack a.jsonl.gz"):
         make(source, tmp_path / "out")
+    (source / "classes.txt").write_text("cat")
+    with pytest.raises(UserError, match=r"a.jsonl.gz is packed; unpack it first"):
+        make(source, tmp_path / "out", tokenizer="bytes")
     (source / "a.jsonl").write_text("{}")
     with pytest.raises(UserError, match=r"is in .*, which is read; give a folder outside it"):
         make(source, source / "out")

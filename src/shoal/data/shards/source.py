@@ -63,6 +63,8 @@ def find_source(path: Path) -> Source:
         raise UserError(f"SRC: {path} holds {' and '.join(rows)} files; give a folder, or a file, of one kind")
     for kind in (*rows, "images", "text"):
         if kind in found:
+            if kind == "text" and (packed := _packed_rows(found)) is not None:
+                raise UserError(f"SRC: {packed} is packed; unpack it first, or give the text files alone")
             files = found.pop(kind)
             others = tuple(sorted(chain.from_iterable(found.values())))
             return Source(path, kind, () if kind == "images" else tuple(files), others)
@@ -70,6 +72,13 @@ def find_source(path: Path) -> Source:
     if any(file.suffix.lower() in IMAGES for file in found.get("unknown", ())):
         remedy = "; its images are in no folder of a class: give the folder above it"
     raise UserError(f"SRC: {path} holds nothing to make shards of{remedy}. What can be read: {_KNOWN}")
+
+
+def _packed_rows(found: dict[str, list[Path]]) -> Path | None:
+    """A file of rows that is packed: text beside it is rarely what is meant."""
+    return next(
+        (f for f in found.get("packed", ()) if _KINDS.get(f.with_suffix("").suffix.lower(), "text") != "text"), None
+    )
 
 
 def visible_files(folder: Path) -> Iterator[Path]:
