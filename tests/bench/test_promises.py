@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +60,23 @@ def test_mnist_in_memory_is_read_at_least_5_times_as_fast_as_by_dataloader(
     words = ("data", "mnist", f"data.dir={shared_data}", "data.download=false", "cluster.threads_per_worker=1")
     found = best_of(4, lambda: measure(*words)["ratio"], lambda ratio: ratio >= 5)
     assert max(found) >= 5, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("files", "samples", "names"),
+    [
+        ("images", "2000", "shoal_stream,shoal_map,dataloader"),
+        ("tokens", "50000", "shoal_map,dataloader,dataloader_in_line"),
+    ],
+)
+def test_files_are_read_at_least_1_2_times_as_fast_as_by_dataloader(
+    measure: Callable[..., dict[str, Any]], files: str, samples: str, names: str
+) -> None:
+    """Of the peers that the promise names, the one that is installed here; `make peers` brings the others."""
+
+    def least() -> float:
+        found = measure("data", "--files", files, "--samples", samples, "--rounds", "3", "--only", names)
+        return float(min(ratio["to_best"] for ratio in found["ratios"].values()))
+
+    assert max(best_of(3, least, lambda ratio: ratio >= 1.2)) >= 1.2

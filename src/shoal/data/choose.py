@@ -12,7 +12,6 @@ from shoal.data.image_folder import ImageFolderDataset
 from shoal.data.iterable import IterableRows
 from shoal.data.order import Order
 from shoal.data.ray_data import RayRows
-from shoal.data.shards.index import ShardIndex
 from shoal.data.shards.sharded import ShardedRows
 from shoal.data.shuffle import Windows
 from shoal.data.tokens import TokenDataset
@@ -72,11 +71,6 @@ def make_order(dataset: Any, kind: Kind, global_batch: int, seed: int, streaming
 def files_hash(dataset: Any, order: Order) -> str | None:
     """Of all that the samples of a step depend on besides the recipe: files, their rows, window, lanes; None where
     samples are not in files that can be told apart."""
-    index = getattr(dataset, "index", None)
-    if isinstance(index, ShardIndex):
-        contents = index.contents
-    elif isinstance(dataset, ImageFolderDataset):
-        contents = dataset.contents
-    else:
+    if not isinstance(dataset, ShardedRows | TokenDataset | ImageFolderDataset):
         return order.windows_hash
-    return hashlib.sha256(f"{order.windows_hash} {contents}".encode()).hexdigest()
+    return hashlib.sha256(f"{order.windows_hash} {dataset.contents}".encode()).hexdigest()

@@ -130,6 +130,11 @@ class TokenDataset:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
 
+    @property
+    def contents(self) -> str:
+        """A hash of what the files hold."""
+        return self.index.contents
+
     def batch(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets `[len(indices), context]`, int64, of the windows at `indices`."""
         window = np.empty((len(indices), self.context + 1), dtype=self.dtype)

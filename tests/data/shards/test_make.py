@@ -359,12 +359,12 @@ def test_files_of_other_kinds_are_left_out_and_told(photos: Path, tmp_path: Path
     raw.write_bytes(b"of a telephone")
     make_shards(request, lambda shard: None, remarks.append)
     readme = photos / "train" / "README.txt"
-    assert remarks.pop() == f"left out, being of another kind: {readme}, {raw} (2 in all)"
+    assert remarks.pop() == f"left out: {readme}, {raw} (2 in all)"
     readme.unlink()
     odd = raw.rename(raw.with_name("7\n\udce9.heic"))
     (photos / "test").mkdir()
     make_shards(replace(request, target=str(tmp_path / "odd")), lambda shard: None, remarks.append)
-    assert remarks.pop() == f"left out, being of another kind: {photos / 'test'}, {str(odd)!a} (2 in all)"
+    assert remarks.pop() == f"left out: {photos / 'test'}, {str(odd)!a} (2 in all)"
     odd.unlink()
     (photos / "test").rmdir()
     make_shards(replace(request, target=str(tmp_path / "again")), lambda shard: None, remarks.append)

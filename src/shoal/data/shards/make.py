@@ -80,15 +80,6 @@ class Opened:
     """What the user might not expect of it."""
 
 
-def _left_out(sources: Iterable[Source]) -> str | None:
-    others = [file for source in sources for file in source.others]
-    if not others:
-        return None
-    names = [str(file) if str(file).isprintable() else ascii(str(file)) for file in others[:3]]
-    named = ", ".join(names) + (", ..." if len(others) > 3 else "")
-    return f"left out, being of another kind: {named} ({len(others):,} in all)"
-
-
 def make_shards(
     request: Request, tell: Callable[[Shard], None], remark: Callable[[str], None] = lambda line: None
 ) -> dict[str, ShardIndex]:
@@ -113,6 +104,15 @@ def make_shards(
         for name, part in opened.parts.items():
             fill(writers[name], part)
     return {name: writer.index() for name, writer in writers.items()}
+
+
+def _left_out(sources: Iterable[Source]) -> str | None:
+    others = [file for source in sources for file in source.others]
+    if not others:
+        return None
+    names = [str(file) if str(file).isprintable() else ascii(str(file)) for file in others[:3]]
+    named = ", ".join(names) + (", ..." if len(others) > 3 else "")
+    return f"left out: {named} ({len(others):,} in all)"
 
 
 def choose_format(request: Request, kind: str) -> str:

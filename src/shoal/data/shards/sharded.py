@@ -36,6 +36,11 @@ class ShardedRows:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
 
+    @property
+    def contents(self) -> str:
+        """A hash of what the files hold."""
+        return self.index.contents
+
     def where(self, number: int) -> str:
         """File and row of a sample, for messages."""
         shard, row = self.place(number)
