@@ -7,12 +7,12 @@ from shoal.observe.clock import Clock
 
 def test_every_second_is_booked_to_one_phase() -> None:
     clock = Clock()
-    for phase, seconds in (("data", 0.02), ("step", 0.05), ("data", 0.02)):
+    for phase, seconds in (("data", 0.02), ("forward", 0.05), ("data", 0.02)):
         time.sleep(seconds)
         clock.lap(phase)
     elapsed = clock.elapsed_s
-    assert set(clock.total_s) == {"data", "step"}
-    assert clock.total_s["data"] >= 0.04 and clock.total_s["step"] >= 0.05
+    assert set(clock.total_s) == {"data", "forward"}
+    assert clock.total_s["data"] >= 0.04 and clock.total_s["forward"] >= 0.05
     assert sum(clock.total_s.values()) == pytest.approx(elapsed, abs=0.005)
 
 
@@ -23,11 +23,92 @@ def test_what_is_reported_is_what_came_since_the_last_report() -> None:
     first = clock.since_report()
     assert first == clock.total_s
     time.sleep(0.01)
-    clock.lap("step")
+    clock.lap("forward")
     second = clock.since_report()
-    assert set(second) == {"step"}, "a phase without new seconds is left out"
+    assert set(second) == {"forward"}, "a phase without new seconds is left out"
     assert clock.since_report() == {}
     time.sleep(0.01)
     clock.lap("data")
     third = clock.since_report()
     assert first["data"] + third["data"] == pytest.approx(clock.total_s["data"])
+
+
+@pytest.mark.parametrize(("phase", "waited_as"), [("backward", "comm"), ("data", "comm"), ("evaluate", "evaluate")])
+def test_waiting_for_others_in_a_step_is_communication_and_elsewhere_part_of_what_is_done(
+    phase: str, waited_as: str
+) -> None:
+    clock = Clock()
+    time.sleep(0.02)
+    for _ in range(2):
+        clock.begin_wait()
+        time.sleep(0.03)
+        clock.end_wait()
+        time.sleep(0.01)
+    clock.lap(phase)
+    assert sum(clock.total_s.values()) == pytest.approx(clock.elapsed_s, abs=0.005)
+    if waited_as == phase:
+        assert set(clock.total_s) == {phase}
+    else:
+        assert clock.total_s[waited_as] == pytest.approx(0.06, abs=0.02)
+        assert clock.total_s[phase] == pytest.approx(0.04, abs=0.02)
+    clock.lap("optimizer")
+    assert clock.total_s["optimizer"] < 0.01, "a wait is booked once"
+
+
+def test_a_step_may_be_timed_as_a_whole() -> None:
+    clock = Clock(is_split=False)
+    clock.lap_within("forward")
+    clock.lap("backward")
+    clock.lap("optimizer")
+    assert set(clock.total_s) == {"forward_backward", "optimizer"}
+
+
+class FakeDevice:
+    """A device that is told what to do and does it later: time goes on only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.done = 0.0
+        self.told = 0.0
+        self.in_use = 0
+
+    def compute(self, seconds: float) -> None:
+        self.told += seconds
+
+    def mark(self) -> float:
+        self.in_use += 1
+        return self.told
+
+    def is_reached(self, mark: float) -> bool:
+        return mark <= self.done
+
+    def seconds(self, first: float, second: float) -> float:
+        return second - first
+
+    def let_go(self, mark: float) -> None:
+        self.in_use -= 1
+
+    def wait(self) -> None:
+        self.done = self.told
+
+
+def test_with_a_device_the_phases_are_those_of_the_device() -> None:
+    device = FakeDevice()
+    clock = Clock(device)
+    for _ in range(3):
+        clock.lap("data")
+        device.compute(2.0)
+        clock.lap("forward")
+        device.compute(3.0)
+        clock.begin_wait()
+        device.compute(1.0)
+        clock.end_wait()
+        device.compute(0.5)
+        clock.lap("backward")
+    assert clock.since_report() == {}, "nothing is waited for"
+    device.done = 2.0
+    assert clock.since_report() == {"forward": 2.0}
+    clock.finish()
+    assert clock.total_s == {"data": 0.0, "forward": 6.0, "backward": 10.5, "comm": 3.0}
+    assert clock.since_report() == {"forward": 4.0, "backward": 10.5, "comm": 3.0}
+    assert sum(clock.host_s.values()) < 1.0, "the host did next to nothing"
+    assert device.in_use == 1, "all but the last are used again"

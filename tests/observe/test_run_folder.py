@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import UserError
-from shoal.observe.records import Report
+from shoal.observe.records import Report, Workers
 from shoal.observe.run_folder import LineFile, RunFolder, append_event, event_record
 from shoal.observe.runs import is_locked
 
@@ -28,7 +29,7 @@ time.sleep(60)
 
 
 def report(step: int, loss: float = 0.5) -> Report:
-    return Report(step, step / 10, {"train_loss": loss}, {"data": 0.1}, samples=8 * step)
+    return Report(step, step / 10, {"train_loss": loss}, {"data": 0.1}, samples=8 * step, time=100.0 + step)
 
 
 def lines(file: Path) -> list[dict[str, object]]:
@@ -56,8 +57,15 @@ def test_a_folder_and_its_files_are_made(tmp_path: Path) -> None:
     folder.write_recipe("name: x\n")
     # Read while the run goes on: what was reported is there at once.
     assert lines(path / "metrics.jsonl") == [
-        {"step": 1, "epoch": 0.1, "samples": 8, "metrics": {"train_loss": 0.5}, "seconds": {"data": 0.1}},
-        {"step": 2, "epoch": 0.2, "samples": 16, "metrics": {"train_loss": None}, "seconds": {"data": 0.1}},
+        {"time": 101, "step": 1, "epoch": 0.1, "samples": 8, "metrics": {"train_loss": 0.5}, "seconds": {"data": 0.1}},
+        {
+            "time": 102,
+            "step": 2,
+            "epoch": 0.2,
+            "samples": 16,
+            "metrics": {"train_loss": None},
+            "seconds": {"data": 0.1},
+        },
     ]
     event, first_step = lines(path / "events.jsonl")
     assert event["event"] == "start" and event["step"] == 0
@@ -74,6 +82,20 @@ def test_going_on_from_a_step_forgets_the_reports_after_it(tmp_path: Path) -> No
     write_reports(tmp_path / "run", 1, 2, 3, 4)
     write_reports(tmp_path / "run", 3, 4, 5, resumed_step=2)
     assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    (event,) = lines(tmp_path / "run" / "events.jsonl")
+    assert event["event"] == "forgotten" and event["after_step"] == 2 and event["to_step"] == 4
+    assert event["until"] == 104.0 and event["seconds"] == {"data": 0.2}, "what went into them stays known"
+
+
+def test_a_report_that_tells_of_each_worker_is_a_line_of_its_own_besides(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.open(None)
+    workers = Workers(1.5, {"data": [0.1, 0.2]}, {"cpu_cores": [1.0, None]}, "compute", "compute: fine")
+    folder.report(dataclasses.replace(report(7), workers=workers))
+    folder.report(report(8))
+    folder.close()
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [7, 8]
+    assert lines(tmp_path / "run" / "workers.jsonl") == [{"time": 107.0, "step": 7, **vars(workers)}]
 
 
 def test_going_on_from_the_beginning_forgets_them_all(tmp_path: Path) -> None:

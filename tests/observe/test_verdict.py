@@ -2,46 +2,109 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.observe.verdict import goodput, verdict
+from shoal.observe.phases import PHASES
+from shoal.observe.verdict import BOTTLENECKS, Circumstances, judge
 
-PHASES = ("start", "data", "forward_backward", "optimizer", "evaluate", "checkpoint", "report", "something_else")
+STEP = {"data": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0}
+GPU = Circumstances(is_gpu=True)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "share"),
-    [
-        ({}, 0.0),
-        ({"data": 0.0}, 0.0),
-        ({"forward_backward": 2.0, "optimizer": 1.0}, 1.0),
-        ({"forward_backward": 2.0, "optimizer": 1.0, "data": 1.0}, 0.75),
-        ({"start": 3.0}, 0.0),
-        ({"optimizer": 1.0, "something_else": 3.0}, 0.25),
-    ],
+def workers(count: int, **changed: float) -> list[dict[str, float]]:
+    return [STEP | changed for _ in range(count)]
+
+
+TIMELINES = {
+    "nothing yet": ([], None, None, "unknown", "nothing has run yet"),
+    "no step yet": ([{"start": 9.0}], None, None, "unknown", "nothing has run yet"),
+    "one worker that computes": (workers(1), None, None, "compute", "99% of the time is computing; as it should be"),
+    "a start-up is no bottleneck of steps": (workers(1, start=900.0), None, None, "compute", "99%"),
+    "little data wait": (workers(1, data=9.0), None, None, "compute", "91%"),
+    "data": (workers(1, data=60.0), None, None, "input", "39% of the time is waiting for data; move the data to"),
+    "data, readers given": (
+        workers(1, data=60.0),
+        Circumstances(readers=2),
+        None,
+        "input",
+        "raise data.workers (now 2)",
+    ),
+    "data, an iterable": (
+        workers(1, data=60.0),
+        Circumstances(can_add_readers=False),
+        None,
+        "input",
+        "shoal data shard",
+    ),
+    "all of many wait for data": (workers(8, data=60.0), None, None, "input", "39%"),
+    "communication": (
+        *(workers(4, comm=60.0), Circumstances(strategy="ddp"), None, "communication"),
+        "38% of the time is waiting for other workers; try parallel.compress=bf16",
+    ),
+    "communication of shards": (
+        workers(4, comm=60.0),
+        Circumstances(strategy="fsdp"),
+        None,
+        "communication",
+        "micro_batch",
+    ),
+    "communication, compressed": (
+        *(workers(4, comm=60.0), Circumstances(strategy="ddp", compresses=True), None, "communication"),
+        "raise train.global_batch",
+    ),
+    "saving": (
+        workers(2, checkpoint=30.0),
+        None,
+        None,
+        "checkpoint",
+        "24% of the time is saving; raise checkpoint.every",
+    ),
+    "evaluation": (workers(2, evaluate=50.0), None, None, "evaluation", "raise evaluate.every_steps"),
+    "reporting": (workers(2, report=50.0), None, None, "reporting", "raise observe.every_steps"),
+    "the largest of several": (workers(2, evaluate=30.0, checkpoint=50.0), None, None, "checkpoint", "28%"),
+    "one slow worker": (
+        *([STEP | {"comm": 60.0}] * 3 + [STEP | {"forward": 60.0, "backward": 90.0}], None, None, "straggler"),
+        "worker 3 takes 1.6 times as long as the others, most of it in its",
+    ),
+    "one worker with slow data": (
+        *([STEP | {"data": 50.0}, STEP | {"comm": 49.0}], None, None, "straggler"),
+        "worker 0 takes 1.5 times as long as the others, most of it for data; look at the disk",
+    ),
+    "a little apart is chance": ([STEP | {"comm": 5.0}, STEP | {"forward": 35.0}], None, None, "compute", ""),
+    "others' wait for a slow one is not the network's": (
+        *([STEP | {"comm": 50.0}, STEP | {"forward": 50.0, "comm": 30.0}], None, None, "communication"),
+        "21%",
+    ),
+    "a GPU that is kept busy": (workers(1), GPU, 30.0, "compute", "train.precision=bf16 and train.compile=true"),
+    "a GPU with everything tried": (
+        *(workers(1), Circumstances(is_gpu=True, precision="bf16", compiles=True), 30.0, "compute", "as it should be"),
+    ),
+    "a GPU that waits for its host": (workers(1), GPU, 0.5, "launch", "never ahead of it"),
+    "the same, compiled": (
+        *(workers(1), Circumstances(is_gpu=True, compiles=True), 0.5, "launch", "raise train.micro_batch"),
+    ),
+    "a GPU that waits for data has no launch problem": (workers(1, data=80.0), GPU, 0.0, "input", "46%"),
+    "a pipeline": ([{"forward_backward": 90.0, "comm": 5.0}] * 4, None, None, "compute", "95%"),
+}
+
+
+@pytest.mark.parametrize("name", TIMELINES)
+def test_the_verdict_names_the_bottleneck_its_evidence_and_what_to_change(name: str) -> None:
+    seconds, around, ahead_s, bottleneck, says = TIMELINES[name]
+    verdict = judge(seconds, around, ahead_s)
+    assert verdict.bottleneck == bottleneck, str(verdict)
+    assert says in str(verdict), str(verdict)
+    assert (verdict.rank is not None) == (bottleneck == "straggler")
+
+
+def test_every_bottleneck_that_has_a_name_is_in_the_table() -> None:
+    assert {row[3] for row in TIMELINES.values()} == set(BOTTLENECKS)
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(PHASES), st.floats(0, 1e9)), max_size=5),
+    st.one_of(st.none(), st.floats(0, 1e9)),
 )
-def test_goodput_is_the_share_of_the_time_spent_in_steps(seconds: dict[str, float], share: float) -> None:
-    assert goodput(seconds) == share
-
-
-@pytest.mark.parametrize(
-    ("seconds", "says"),
-    [
-        ({}, "nothing has run yet"),
-        ({"forward_backward": 8, "optimizer": 1, "data": 1}, "compute-bound: 90% of the time was training steps"),
-        ({"forward_backward": 80, "data": 19}, "compute-bound: 81%"),
-        ({"forward_backward": 60, "data": 40}, "40% of the time went to waiting for data; raise data.workers"),
-        ({"forward_backward": 50, "evaluate": 30, "data": 20}, "30% of the time went to evaluation"),
-        ({"forward_backward": 50, "checkpoint": 50}, "50% of the time went to saving; raise checkpoint.every_steps"),
-        ({"forward_backward": 50, "report": 50}, "50% of the time went to reporting; raise observe.every_steps"),
-        ({"forward_backward": 1, "start": 9}, "90% of the time went to start-up"),
-        # little in itself, but next to nothing was training
-        ({"something_else": 85, "data": 12, "optimizer": 3}, "12% of the time went to waiting for data"),
-    ],
-)
-def test_the_verdict_names_what_held_the_run_up_and_what_to_change(seconds: dict[str, float], says: str) -> None:
-    assert verdict(seconds).startswith(says)
-
-
-@given(st.dictionaries(st.sampled_from(PHASES), st.floats(0, 1e9)))
-def test_any_seconds_have_a_verdict_of_one_line_and_a_share(seconds: dict[str, float]) -> None:
-    assert 0.0 <= goodput(seconds) <= 1.0 + 1e-9
-    assert len(verdict(seconds).splitlines()) == 1
+def test_any_seconds_have_a_verdict_of_one_line(seconds: list[dict[str, float]], ahead_s: float | None) -> None:
+    verdict = judge(seconds, Circumstances(is_gpu=ahead_s is not None), ahead_s)
+    assert verdict.bottleneck in BOTTLENECKS
+    assert len(str(verdict).splitlines()) == 1
+    assert verdict.to_record() == {"bottleneck": verdict.bottleneck, "verdict": str(verdict)}

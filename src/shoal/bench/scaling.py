@@ -22,10 +22,10 @@ from typing import Any
 from shoal.bench.commands import Tell, in_turns, plain_ddp, run, shoal_train
 from shoal.core.errors import UserError
 from shoal.core.machine import usable_cores
+from shoal.observe.phases import STEPPING
 from shoal.observe.runs import read_events, read_metrics
 from shoal.recipe.load import LoadedRecipe, load_recipe
 from shoal.recipe.schema import Recipe
-from shoal.train.loop import STEPPING
 
 COMPUTE_BOUND: dict[str, Any] = {
     "name": "resnet18_32",

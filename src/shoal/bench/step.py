@@ -23,6 +23,7 @@ from shoal.data.dataset import Datasets, reads_batches
 from shoal.data.loader import train_batches
 from shoal.data.order import Order
 from shoal.models.build import build_model
+from shoal.observe.clock import Clock
 from shoal.observe.console import SilentConsole
 from shoal.observe.records import Observers
 from shoal.observe.run_folder import RunFolder
@@ -34,10 +35,12 @@ from shoal.tasks.build import build_task, task_objective
 from shoal.train.build import step_settings
 from shoal.train.data_watch import DataWatch
 from shoal.train.feeding import plan_feeding
-from shoal.train.loop import Training, run_loop
+from shoal.train.loop import run_loop
 from shoal.train.plan import Plan
 from shoal.train.schedule import learning_rate, peak_lr
 from shoal.train.state import TrainState
+from shoal.train.training import Training
+from shoal.train.vitals import Vitals
 
 TRIVIAL: dict[str, Any] = {
     "name": "trivial",
@@ -137,6 +140,7 @@ class _ShoalLoop:
         with tempfile.TemporaryDirectory() as temporary:
             folder = RunFolder(Path(temporary) / "run")
             folder.open(None)
+            clock = Clock(is_split=recipe.observe.phases)
             run = Training(
                 recipe=recipe,
                 plan=plan,
@@ -157,6 +161,8 @@ class _ShoalLoop:
                 saved_step=None,
                 observer=Observers(folder, SilentConsole()),
                 stop=lambda: None,
+                clock=clock,
+                vitals=Vitals(Group(), clock),
             )
             _wait(self.bench.process.device)
             started = time.perf_counter()

@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,15 @@ class Group:
         return [
             json.loads(bytes(raw[: int(length)].numpy()).decode()) for raw, length in zip(texts, lengths, strict=True)
         ]
+
+    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """Everybody's numbers, by rank, of which all give as many: in one message. Every process must call this."""
+        if self.world_size == 1:
+            return [list(values)]
+        own = torch.tensor(values, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(found, own, group=self._group)
+        return [numbers.tolist() for numbers in found]
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value. Every process must call this; the others' own values are ignored."""

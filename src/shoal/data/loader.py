@@ -12,7 +12,7 @@ import torch
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.data.dataset import transform_of
-from shoal.data.device import DeviceFeed
+from shoal.data.device import DeviceFeed, Sent
 from shoal.data.how_many import HowMany
 from shoal.data.order import Order
 from shoal.data.processes import InLine, Reader, open_reader
@@ -48,6 +48,8 @@ class Loading:
     open_reader: OpenReader = open_reader
     tell: Callable[[str], None] = lambda words: None
     """Shows what is waited for to whoever watches the run."""
+    lap: Callable[[str], None] = lambda phase: None
+    """Told what a step has waited for: `data`, then `h2d` for what was still on its way to the device."""
     statistics: DataStatistics = field(default_factory=DataStatistics)
 
 
@@ -213,10 +215,10 @@ def _on_device(answered: Iterator[Answered], dataset: Any, loading: Loading) -> 
             micro = _micro_batch(None, answer, loading)
             sent.append((micro, feed.send(answer.batch, answer.indices, request.epoch)))
         if waiting is not None:
-            yield [_received(feed, micro, batch) for micro, batch in waiting]
+            yield _received(feed, waiting, loading)
         waiting = sent
     if waiting is not None:
-        yield [_received(feed, micro, batch) for micro, batch in waiting]
+        yield _received(feed, waiting, loading)
 
 
 def _is_raw(dataset: Any, loading: Loading) -> bool:
@@ -228,9 +230,12 @@ def _micro_batch(data: Any, answer: Answer, loading: Loading) -> MicroBatch:
     return MicroBatch(data, answer.num_samples, count)
 
 
-def _received(feed: DeviceFeed, micro: MicroBatch, sent: Any) -> MicroBatch:
-    micro.data = feed.receive(sent)
-    return micro
+def _received(feed: DeviceFeed, waiting: list[tuple[MicroBatch, Sent]], loading: Loading) -> list[MicroBatch]:
+    loading.lap("data")
+    for micro, sent in waiting:
+        micro.data = feed.receive(sent)
+    loading.lap("h2d")
+    return [micro for micro, _ in waiting]
 
 
 def files_ahead(

@@ -8,9 +8,10 @@ from typing import Any, NoReturn
 from shoal.core.errors import RunError, UserError, WorkerError
 from shoal.launch.policy import Failure, Kind, is_retried
 from shoal.launch.run import Launch, Prepared
+from shoal.observe.ledger import read_ledger
 from shoal.observe.records import Report
 from shoal.observe.run_folder import RunFolder, append_event, event_record
-from shoal.observe.runs import read_events, read_metrics, read_run, resume_command
+from shoal.observe.runs import read_events, read_metrics, read_run, read_workers, resume_command
 
 _LOCK_S = 2.0
 """How long a folder may stay locked by a worker that was killed."""
@@ -43,7 +44,7 @@ class Account:
         if what == "print":
             self.how.console.event("print", {"rank": rank, "line": message["line"]})
         elif what == "report":
-            self.how.console.report(Report(**message["report"]))
+            self.how.console.report(Report.from_message(message["report"]))
         elif what == "event":
             if message["name"] == "save":
                 self.saved_step = message["fields"]["step"]
@@ -123,6 +124,8 @@ class Account:
     def _summary(self, status: str) -> dict[str, Any]:
         """What the folder tells, where no worker is left to sum up."""
         run, reports = read_run(self.run_dir), read_metrics(self.run_dir)
+        ledger = read_ledger(self.run_dir, until=time.time())
+        last = (read_workers(self.run_dir) or [{}])[-1]
         return {
             "run": self.run_dir.name,
             "run_dir": str(self.run_dir),
@@ -136,8 +139,10 @@ class Account:
             "restarts": self.restarts,
             "resumed_from_step": None,
             "world_size": self.world_size,
-            "goodput": None,
-            "verdict": "unknown, because the workers did not end by themselves",
+            "goodput": round(ledger.goodput, 4),
+            "bottleneck": last.get("bottleneck", "unknown"),
+            "verdict": last.get("verdict", "unknown, because the workers did not end by themselves"),
+            "ledger": ledger.to_record(),
         }
 
     def _write(self, summary: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ class _ToAgent:
 
     def report(self, report: Report) -> None:
         """Metrics."""
-        self.channel.send("report", report=report.to_record())
+        self.channel.send("report", report=report.to_message())
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """An event."""

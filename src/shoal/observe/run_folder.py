@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import time
 from collections import deque
@@ -22,12 +23,13 @@ _MOST_KEPT = 100_000
 
 
 class RunFolder:
-    """Writes metrics.jsonl, events.jsonl, recipe.yaml and summary.json; one process at a time."""
+    """Writes metrics.jsonl, workers.jsonl, events.jsonl, recipe.yaml and summary.json; one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FileLock(path / ".lock")
         self._metrics: LineFile | None = None
+        self._workers: LineFile | None = None
         self._events: LineFile | None = None
         self._stepped = False
 
@@ -52,34 +54,44 @@ class RunFolder:
     def open(self, resumed_step: int | None) -> None:
         """Start to write; where a run goes on from `resumed_step`, what came after it is forgotten."""
         self.lock()
+        forgotten = None
         if resumed_step is not None:
-            self._forget_after(resumed_step)
+            forgotten = self._forget_after(resumed_step)
         elif (self.path / "events.jsonl").exists():
             raise UserError(f"--run-dir: another run has started in {self.path} meanwhile; choose another folder")
         self._metrics = LineFile(self.path / "metrics.jsonl")
+        self._workers = LineFile(self.path / "workers.jsonl")
         self._events = LineFile(self.path / "events.jsonl")
+        if forgotten is not None:
+            self.event("forgotten", forgotten)
 
     def close(self) -> None:
         """Let go of files and lock."""
-        for file in (self._metrics, self._events):
+        for file in (self._metrics, self._workers, self._events):
             if file is not None:
                 file.close()
         self._lock.release(force=True)
 
-    def _forget_after(self, step: int) -> None:
-        """Drop metrics of steps that will be trained again, and a line that a crash cut short."""
+    def _forget_after(self, step: int) -> dict[str, Any] | None:
+        """Drop metrics of steps that will be trained again, and a line that a crash cut short; what went into them."""
         path = self.path / "metrics.jsonl"
-        kept = [record for record in read_json_lines(path) if _step_of(record) <= step]
+        kept: list[dict[str, Any]] = []
+        dropped: list[dict[str, Any]] = []
+        for record in read_json_lines(path):
+            (kept if _step_of(record) <= step else dropped).append(record)
         write_atomically(path, "".join(to_json_line(record) + "\n" for record in kept))
         events = self.path / "events.jsonl"
-        if events.exists() and not events.read_bytes().endswith(b"\n"):
+        if events.exists() and (content := events.read_bytes()) and not content.endswith(b"\n"):
             with events.open("a", encoding="utf-8") as file:
                 file.write("\n")
+        return _lost(dropped, step) if dropped else None
 
     def report(self, report: Report) -> None:
-        """A line in metrics.jsonl."""
-        assert self._metrics is not None
+        """A line in metrics.jsonl, and one in workers.jsonl where it tells of each worker."""
+        assert self._metrics is not None and self._workers is not None
         self._metrics.append(report.to_record())
+        if report.workers is not None:
+            self._workers.append({"time": round(report.time, 3), "step": report.step, **vars(report.workers)})
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """A line in events.jsonl."""
@@ -170,6 +182,20 @@ def _append(descriptor: int, content: bytes) -> bool:
 def event_record(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A line of events.jsonl; the time is now, unless it is given."""
     return {"time": time.time(), "event": name, **fields}
+
+
+def _lost(reports: list[dict[str, Any]], after_step: int) -> dict[str, Any]:
+    """What an event says of reports whose steps were lost: how far they went, until when, and their seconds."""
+    seconds: dict[str, float] = {}
+    for report in reports:
+        told = report.get("seconds")
+        for phase, value in told.items() if isinstance(told, dict) else ():
+            if isinstance(value, int | float):
+                seconds[phase] = round(seconds.get(phase, 0.0) + value, 6)
+    steps = [step for report in reports if math.isfinite(step := _step_of(report))]
+    times = [when for report in reports if isinstance(when := report.get("time"), int | float)]
+    last = {"to_step": int(max(steps, default=after_step)), "until": max(times, default=None)}
+    return {"after_step": after_step, **last, "seconds": seconds}
 
 
 def _step_of(record: Mapping[str, Any]) -> float:

@@ -190,6 +190,12 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return [record for record in records if isinstance(record.get("event"), str) and _is_time(record.get("time"))]
 
 
+def read_workers(path: Path) -> list[dict[str, Any]]:
+    """The lines of workers.jsonl; runs of earlier versions have none."""
+    records = read_json_lines(path / "workers.jsonl")
+    return [record for record in records if _is_time(record.get("time")) and isinstance(record.get("seconds"), dict)]
+
+
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """name -> [(step, value)] over the run."""
     found: dict[str, list[tuple[int, float]]] = {}

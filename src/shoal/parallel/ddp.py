@@ -1,6 +1,7 @@
 """Data parallel: every worker holds the whole model, and gradients are summed over all of them."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,16 @@ class DdpUnit(Replica):
         self.learns_graph = False
         return self.accumulate_over_workers(step, self.ddp, before_last)
 
+    def _backward(self, loss: torch.Tensor) -> None:
+        """What is waited for when all gradients are computed is communication that nothing hides."""
+        is_synced = self.whole_every == 1 and self.ddp.require_backward_grad_sync
+        if is_synced:
+            # Asked for when the pass begins, so before PyTorch asks for its own, which waits for the sums.
+            loss.register_hook(lambda gradient: _when_done(lambda: self.lap("backward")))  # type: ignore[no-untyped-call]
+        super()._backward(loss)
+        if is_synced:
+            self.lap("comm")
+
     def _forward_backward_apart(self, step: StepBatch) -> StepLoss:
         """Local SGD: this worker's own mean gradient, which nobody else sees."""
         self.buffers_differ = True
@@ -121,6 +132,11 @@ class _Loss(nn.Module):
                 (parameter.sum().float() * 0.0 for parameter in trained), torch.zeros((), device=trained[0].device)
             )
         return self.loss_of(batch)
+
+
+def _when_done(call: Callable[[], None]) -> None:
+    """Have it called when the backward pass that goes on here has computed everything."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _samples(step: StepBatch) -> int:

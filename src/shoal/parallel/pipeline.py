@@ -144,6 +144,7 @@ class PipelineUnit(Replica):
         self._check(losses, counted)
         self._rescale(step, losses.total)
         self._sum_gradients()
+        self.lap("forward_backward")
         return StepLoss(losses.terms, losses.total) if self.flow.is_last else StepLoss([], 0)
 
     @property

@@ -20,7 +20,7 @@ from shoal.core.weights import named_weights, take_weights
 from shoal.parallel.clip import SharedScaler, clip_gradients, local_gradient, num_holders
 from shoal.parallel.numerics import autocast, build_scaler, check_precision, compiled, recompute_activations
 from shoal.parallel.optimizer import add_missing_momentum, build_optimizer, load_optimizer_tensors, optimizer_tensors
-from shoal.parallel.unit import StepLoss, StepSettings, UnitState
+from shoal.parallel.unit import Lap, StepLoss, StepSettings, UnitState, untimed
 
 
 class Replica:
@@ -40,6 +40,7 @@ class Replica:
         self.model = model if is_divided else model.to(process.device)
         own_memory(self.model)
         self.is_divided = is_divided
+        self.lap: Lap = untimed
         self.objective = objective
         self.settings = settings
         self.device = process.device
@@ -145,6 +146,7 @@ class Replica:
             for number, micro in enumerate(step.microbatches):
                 with before_last() if number < last else contextlib.nullcontext():
                     batch = self._to_device(micro.data)
+                    self.lap("h2d")
                     with self.autocast:
                         loss = loss_of(batch)
                     check_loss(loss, trains=True)
@@ -153,7 +155,9 @@ class Replica:
                     if term is not None:
                         terms.append(term)
                     total = total + count
+                    self.lap("forward")
                     self._backward(share)
+                    self.lap("backward")
         return StepLoss(terms, total)
 
     def _share(

@@ -1,6 +1,6 @@
 """The seam between the loop and a strategy: one training step, and the state behind it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +11,12 @@ from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.objective import Count, Measured
 from shoal.core.parts import Held
 from shoal.parallel.section import OptimSection
+
+Lap = Callable[[str], None]
+
+
+def untimed(phase: str) -> None:
+    """The lap of a unit whose steps nobody times."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class TrainUnit(Protocol):
     """How many shares there are."""
     random_rank: int
     """The first of the workers that must draw the same random numbers as this one; itself where there are none."""
+    lap: Lap
+    """Told what has just been done, as a phase of a step; whoever times steps puts it here."""
     whole_every: int
     """Steps between two points at which all workers hold the same state: what may be saved or evaluated."""
 

@@ -16,9 +16,9 @@ from shoal.parallel.degrees import find_degrees, in_words
 from shoal.recipe.parallel_checks import idle_settings
 from shoal.recipe.schema import Recipe
 from shoal.train.build import Built
-from shoal.train.loop import Training
 from shoal.train.request import RunRequest
 from shoal.train.restore import Restored
+from shoal.train.training import Training
 
 
 def announce(
@@ -88,6 +88,8 @@ def _start_facts(
 ) -> dict[str, Any]:
     return {
         "run": request.run_dir.name,
+        "asked": request.started,
+        "clock": run.clock.started_at,
         "startup_s": request.marks,
         "world_size": world_size,
         "strategy": division.strategy,

@@ -1,5 +1,6 @@
 """What the workers of a run noticed of its data, as one: told as it comes up, and in the summary."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,15 +21,25 @@ class DataWatch:
     """Over all workers, as of the last report."""
     _named: int = 0
 
-    def report(self) -> dict[str, float]:
-        """What is added to a report; samples that could not be read are named when they are new."""
-        own = [statistics.counts() for statistics in self.statistics]
-        for counts in own[1:]:
+    def own(self) -> list[float]:
+        """What this worker counts; added up over all of them, it is what `take` takes."""
+        counted = [statistics.counts() for statistics in self.statistics]
+        for counts in counted[1:]:
             counts["workers"] = 0  # those of training are told
-        names = list(own[0])
-        sums = self.group.sum(*(float(sum(counts[name] for counts in own)) for name in names))
+        return [float(sum(counts[name] for counts in counted)) for name in self._names]
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self.statistics[0].counts())
+
+    def report(self) -> dict[str, float]:
+        """What is added to a report, asked for by itself."""
+        return self.take(self.group.sum(*self.own()))
+
+    def take(self, sums: Sequence[float]) -> dict[str, float]:
+        """What is added to a report; samples that could not be read are named when they are new."""
         before = self.total.get("skipped", 0)
-        self.total |= {name: int(value) for name, value in zip(names, sums, strict=True)}
+        self.total |= {name: int(value) for name, value in zip(self._names, sums, strict=True)}
         if self.total["skipped"] > before and len(self.total.get("first_skipped", ())) < MOST_NAMED:
             self._name_them()
         return {"data_skipped": float(self.total["skipped"])} if self.total["skipped"] else {}

@@ -1,13 +1,16 @@
 """How a run went, in one object: what `--json` prints and summary.json keeps."""
 
-import time
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.observe.runs import resume_command
-from shoal.observe.verdict import goodput, verdict
-from shoal.train.loop import STEPPING, Training
+from shoal.observe.ledger import make_ledger
+from shoal.observe.phases import STEPPING
+from shoal.observe.run_folder import event_record
+from shoal.observe.runs import read_events, read_metrics, resume_command
+from shoal.observe.verdict import Verdict
+from shoal.train.training import Training
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Origin:
 def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | None = None) -> dict[str, Any]:
     """The summary of a run that has ended as `status`: done, interrupted or failed."""
     clock, state = run.clock, run.state
-    before_clock_s = max(0.0, time.time() - origin.started - clock.elapsed_s)
+    clock.finish()
+    before_clock_s = max(0.0, clock.started_at - origin.started)
     seconds = clock.total_s | {"start": clock.total_s.get("start", 0.0) + before_clock_s}
     stepping_s = sum(clock.total_s.get(phase, 0.0) for phase in STEPPING)
     summary: dict[str, Any] = {
@@ -44,8 +48,7 @@ def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | 
         "restarts": origin.restarts,
         "resumed_from_step": origin.resumed_from_step,
         "world_size": origin.world_size,
-        "goodput": round(goodput(seconds), 4),
-        "verdict": verdict(seconds),
+        **_judged(run, origin, status, seconds),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
     }
     waited_s = clock.total_s.get("data", 0.0)
@@ -55,6 +58,31 @@ def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | 
     if run.items != "samples":
         summary[f"{run.items}_per_s"] = round(run.items_done / max(stepping_s, 1e-9), 2)
     return summary
+
+
+def _judged(run: Training, origin: Origin, status: str, seconds: dict[str, float]) -> dict[str, Any]:
+    """Goodput, verdict and ledger; the last of all starts of the run, as its folder tells."""
+    # As if the end were written already, with what has passed since the last report.
+    left = {phase: total - run.clock.reported_s.get(phase, 0.0) for phase, total in run.clock.total_s.items()}
+    end = event_record(status, {"step": run.state.step, "seconds": left})
+    ledger = make_ledger([*read_events(origin.run_dir), end], read_metrics(origin.run_dir))
+    price = run.recipe.cluster.price_per_hour
+    cost = {name: round(money, 4) for name, money in ledger.cost(price).items()} if price is not None else None
+    return {
+        "goodput": round(ledger.goodput, 4),
+        **_verdict(run.vitals.verdict(), seconds).to_record(),
+        "ledger": ledger.to_record() | ({"cost": cost} if cost is not None else {}),
+    }
+
+
+def _verdict(found: Verdict, seconds: dict[str, float]) -> Verdict:
+    """Where nothing holds up the steps, a long start may be what is worth knowing."""
+    share = seconds.get("start", 0.0) / max(sum(seconds.values()), 1e-9)
+    if found.bottleneck != "compute" or share < 0.5:
+        return found
+    return dataclasses.replace(
+        found, evidence=f"{found.evidence} once it runs, and {share:.0%} of this start was start-up"
+    )
 
 
 def _rounded(earlier_s: float | None, before_clock_s: float, first_step_s: float | None) -> float | None:

@@ -18,11 +18,16 @@ from shoal.core.errors import RunError, UserError
 from shoal.core.group import by_network
 from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
+from shoal.core.waits import noticed
 from shoal.core.weights import weights_sha256
+from shoal.data.iterable import IterableRows
 from shoal.data.loader import Evaluation
+from shoal.observe.clock import Clock
 from shoal.observe.records import Observer, Observers, Report
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.runs import read_events
+from shoal.observe.system import SystemWatch
+from shoal.observe.verdict import Circumstances
 from shoal.parallel.build import choose_strategy
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.unit import TrainUnit
@@ -33,7 +38,7 @@ from shoal.train.build import Built, build
 from shoal.train.data_watch import DataWatch
 from shoal.train.failure import in_words
 from shoal.train.initial import Initial, fill
-from shoal.train.loop import Training, run_loop
+from shoal.train.loop import run_loop
 from shoal.train.plan import check_whole, make_plan
 from shoal.train.request import RunRequest
 from shoal.train.restore import Restored, on_first, restore_newest
@@ -41,6 +46,8 @@ from shoal.train.save import Checkpoints
 from shoal.train.settle import Settled, settle
 from shoal.train.state import TrainState
 from shoal.train.summary import Origin, summarise
+from shoal.train.training import Training
+from shoal.train.vitals import Vitals
 
 _ONE_RUN = threading.Lock()
 _SETTLE_S = 60.0
@@ -92,16 +99,17 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
     folder = RunFolder(request.run_dir)
     seen_by = (folder, request.console) if process.is_first else ()
     observer = Observers(_FirstStep(request.on_first_step), *seen_by)
+    clock = _clock(built.recipe, process)
     is_made_here = False
     try:
-        built = _telling(built, request, observer, process)
+        built = _telling(built, request, observer, process, clock)
         restored = _restore(request, built, folder, process)
         if restored.checkpoint is None and (init_from := request.loaded.recipe.train.init_from) is not None:
             restored.told.append(("initial_weights", _fill(built, init_from, process).to_record()))
         restored.told[:0] = settled.told
         saver = _saver(request, built, folder, observer, process)
         evaluation = built.validation() if built.datasets.val is not None else None
-        run = _assemble(request, built, evaluation, restored, saver, observer, process)
+        run = _assemble(request, built, evaluation, restored, saver, observer, process, clock)
         if run.state.step > run.plan.num_steps:
             raise UserError(
                 f"train: the run is at step {run.state.step} already, beyond the {run.plan.num_steps} steps asked for; "
@@ -134,7 +142,16 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
             shutil.rmtree(request.run_dir, ignore_errors=True)
 
 
-def _telling(built: Built, request: RunRequest, observer: Observer, process: Process) -> Built:
+def _clock(recipe: Recipe, process: Process) -> Clock:
+    marks = None
+    if process.device.type == "cuda":
+        from shoal.observe.cuda_marks import CudaMarks
+
+        marks = CudaMarks(process.device)
+    return Clock(marks, is_split=recipe.observe.phases)
+
+
+def _telling(built: Built, request: RunRequest, observer: Observer, process: Process, clock: Clock) -> Built:
     """The same, where what is waited for is shown; being asked is a sign of life, so a long wait is not a hang."""
 
     def tell(words: str) -> None:
@@ -147,7 +164,7 @@ def _telling(built: Built, request: RunRequest, observer: Observer, process: Pro
     feeding = built.feeding
     told = dataclasses.replace(
         feeding,
-        train=dataclasses.replace(feeding.train, tell=tell),
+        train=dataclasses.replace(feeding.train, tell=tell, lap=clock.lap_within),
         val=dataclasses.replace(feeding.val, tell=tell),
     )
     return dataclasses.replace(built, feeding=told)
@@ -222,6 +239,7 @@ def _assemble(
     saver: Saver,
     observer: Observer,
     process: Process,
+    clock: Clock,
 ) -> Training:
     recipe, order = built.recipe, built.order
     state, resumed = restored.state, restored.checkpoint
@@ -259,7 +277,25 @@ def _assemble(
         observer=observer,
         stop=_stop(own_stop, stop if process.world_size > 1 else own_stop, built.unit, state),
         group=process.group,
+        clock=clock,
+        vitals=_vitals(built, process, clock),
     )
+
+
+def _vitals(built: Built, process: Process, clock: Clock) -> Vitals:
+    recipe, device, dataset = built.recipe, process.device, built.datasets.train
+    strategy = choose_strategy(recipe.parallel, process.world_size)
+    around = Circumstances(
+        is_gpu=device.type == "cuda",
+        strategy=strategy,
+        precision=recipe.train.precision,
+        compiles=recipe.train.compile,
+        compresses=recipe.parallel.compress != "none",
+        readers=recipe.data.workers if recipe.data is not None else "auto",
+        can_add_readers=built.feeding.kind != "ray" and not isinstance(dataset, IterableRows),
+    )
+    system = SystemWatch(device.index if device.type == "cuda" else None) if recipe.observe.phases else None
+    return Vitals(process.group, clock, around, system, recipe.observe.workers_every_s)
 
 
 def _stop(
@@ -294,8 +330,10 @@ def _run(
         samples_before=run.state.samples,
         first_step_s=request.first_step_s,
     )
+    is_watched = process.world_size > 1 and run.recipe.observe.phases
     try:
-        ending = run_loop(run)
+        with noticed(run.clock.begin_wait, run.clock.end_wait) if is_watched else contextlib.nullcontext():
+            ending = run_loop(run)
         if ending == TROUBLE:
             words = saver.too_many_failures() or "checkpoints could not be kept for a while"
             raise RunError(f"{words}; stopped at step {run.state.step}, which is saved in {folder.checkpoints}")
@@ -311,8 +349,9 @@ def _run(
             raise failure from error.__cause__
         message = request.loaded.hide(str(failure)) or type(failure).__name__
         with contextlib.suppress(OSError):  # the disk may be what failed
-            run.observer.event("failed", {"step": run.state.step, "error": type(error).__name__, "message": message})
+            facts = {"error": type(error).__name__, "message": message}
             folder.write_summary(summarise(run, origin, "failed") | {"error": message})
+            run.observer.event("failed", _end_facts(run) | facts)
         raise failure from error.__cause__
     if ending == "early_stop":
         assert run.recipe.early_stop is not None
@@ -323,7 +362,9 @@ def _run(
     if not process.is_first:
         collections.deque(weights, maxlen=0)
         return {"status": status, "ended_by": ending}
-    return _end(run, folder, process, summarise(run, origin, status, weights_sha256(weights)) | {"ended_by": ending})
+    sha256 = weights_sha256(weights)
+    run.clock.lap("end")
+    return _end(run, folder, process, summarise(run, origin, status, sha256) | {"ended_by": ending})
 
 
 def _end(run: Training, folder: RunFolder, process: Process, summary: dict[str, Any]) -> dict[str, Any]:
@@ -331,5 +372,11 @@ def _end(run: Training, folder: RunFolder, process: Process, summary: dict[str, 
     if not process.is_first:
         return {"status": summary["status"], "ended_by": summary["ended_by"]}
     folder.write_summary(summary)
-    run.observer.event(summary["status"], {"step": run.state.step})
+    run.observer.event(summary["status"], _end_facts(run))
     return summary
+
+
+def _end_facts(run: Training) -> dict[str, Any]:
+    """What the last event says: with what the seconds since the last report went to."""
+    run.clock.finish()
+    return {"step": run.state.step, "seconds": run.clock.since_report()}

@@ -1,0 +1,79 @@
+"""What workers tell each other at a report: real processes that are unlike each other."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.core.group import Group
+from shoal.core.process import Process
+from shoal.observe.clock import Clock
+from shoal.observe.phases import PHASES
+from shoal.observe.system import NAMES, SystemWatch
+from shoal.train.vitals import Vitals
+from tests.many import Ranks
+
+MakeRanks = Callable[[int], Ranks]
+
+
+def exchange(process: Process) -> dict[str, Any]:
+    """Each rank computes for another time and gives other numbers."""
+    clock = Clock()
+    vitals = Vitals(process.group, clock, system=SystemWatch(), workers_every_s=0.0)
+    time.sleep(0.05 * (process.rank + 1))
+    clock.lap("forward")
+    told = vitals.exchange(10.0 * process.rank, 1.0)
+    clock.lap("report")
+    again = vitals.exchange()
+    return {
+        "sums": told.sums(),
+        "seconds": told.seconds,
+        "line": None if told.workers is None else vars(told.workers),
+        "again": again.seconds,
+        "totals": vitals.totals,
+        "own": dict(clock.total_s),
+        "bottleneck": vitals.verdict().bottleneck,
+    }
+
+
+def test_numbers_are_added_up_and_seconds_are_the_mean_over_the_workers(ranks: MakeRanks) -> None:
+    first, second, third = ranks(3)(exchange)
+    assert first["sums"] == second["sums"] == third["sums"] == [30.0, 3.0]
+    own = [told["own"]["forward"] for told in (first, second, third)]
+    assert first["seconds"] == second["seconds"] == {"forward": pytest.approx(sum(own) / 3, abs=1e-5)}
+    assert set(first["again"]) == {"report"}, "only what is new is told"
+    assert first["totals"] == third["totals"]
+    assert [seconds["forward"] for seconds in first["totals"]] == pytest.approx(own)
+    assert first["bottleneck"] == "straggler", "the third worker took three times as long as the first"
+
+
+def test_rank_0_has_a_line_on_every_worker(ranks: MakeRanks) -> None:
+    first, second, _ = ranks(3)(exchange)
+    assert second["line"] is None
+    line = first["line"]
+    assert len(line["seconds"]["forward"]) == 3 and line["seconds"]["forward"][2] >= 0.15
+    assert set(line["system"]) <= set(NAMES) and len(line["system"]["memory_bytes"]) == 3
+    assert line["bottleneck"] == "straggler" and line["verdict"].startswith("straggler: worker 2 takes")
+    assert line["over_s"] >= 0.05
+
+
+def test_a_line_comes_every_so_many_seconds_and_less_often_with_many_workers() -> None:
+    vitals = Vitals(Group(), Clock(), system=SystemWatch(), workers_every_s=0.2)
+    assert vitals.exchange().workers is None
+    time.sleep(0.25)
+    line = vitals.exchange().workers
+    assert line is not None and 0.2 <= line.over_s < 1.0
+    assert vitals.exchange().workers is None
+    many = Vitals(Group(world_size=640), Clock(), workers_every_s=10.0)
+    assert many._every_s == 100.0
+
+
+def test_without_a_watch_there_are_no_lines_and_seconds_all_the_same() -> None:
+    clock = Clock()
+    vitals = Vitals(Group(), clock, workers_every_s=0.0)
+    clock.lap("data")
+    told = vitals.exchange(math.nan)
+    assert told.workers is None and set(told.seconds) == {"data"} and math.isnan(told.sums()[0])
+    assert list(vitals.totals[0]) == list(PHASES)
