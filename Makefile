@@ -7,7 +7,7 @@ PEERS := .venv-peers
 PEERS_PINS := src/shoal/bench/peers/requirements.txt
 PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train test test-all check install format schema peers clean
+.PHONY: train test test-all check install format schema dashboards peers clean
 
 train: $(VENV)/.base
 	$(BIN)/shoal train --workers 2
@@ -48,6 +48,10 @@ format: install
 schema: install
 	$(BIN)/python -m shoal.recipe.json_schema docs/recipe.schema.json
 	$(BIN)/python -m shoal.recipe.field_tables docs/recipe-reference.md
+
+# What Grafana and Prometheus are given, from the table of metrics.
+dashboards: install
+	$(BIN)/python -m shoal.observe.prometheus.build
 
 # What `shoal bench data --files` is measured against and does not go together with Shoal's own packages. torch goes
 # first, alone, for the reason above; without dependencies nothing can bring another one, or torchvision.

@@ -36,6 +36,8 @@ def recipe_cases() -> list[Case]:
     return [
         # unknown keys
         Case("train digits optim.lrr=1", ("optim.lrr: unknown key", "did you mean optim.lr?")),
+        Case("train digits early_stop.patiance=1", ("early_stop.patiance: unknown key; did you mean early_stop.patience?",)),
+        Case("train digits observe.profile.stepz=1", ("observe.profile.stepz: unknown key; did you mean",)),
         Case("train digits optimm.lr=1", ("optimm: unknown key", "did you mean optim?")),
         Case("train digits model.chanels=[8]", ("model.chanels: unknown key", "model.channels")),
         Case("train digits data.dir=x", ("data.dir: unknown key", "val_fraction")),

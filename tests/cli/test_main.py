@@ -11,7 +11,10 @@ from shoal.cli.main import main, run
 from shoal.core.version import VERSION
 from tests.tiny import own_recipe, write_own_task, write_tiny
 
-COMMANDS = ("train", "plan", "submit", "runs", "checkpoints", "data", "drill", "bench", "completion")
+COMMANDS = (
+    *("train", "plan", "submit", "runs", "report", "monitor", "track", "metrics", "checkpoints", "data", "drill"),
+    *("bench", "completion"),
+)
 SHOAL = Path(sys.executable).with_name("shoal")
 Capture = pytest.CaptureFixture[str]
 

@@ -51,7 +51,10 @@ def test_a_run_leaves_its_recipe_metrics_events_checkpoints_and_summary(tiny: st
     assert run(["train", tiny, "--run-dir", "out", "--json"]) == 0
     out = Path("out")
     names = {path.name for path in out.iterdir()}
-    assert names == {"recipe.yaml", "metrics.jsonl", "events.jsonl", "summary.json", "checkpoints", ".lock"}
+    assert names == {
+        *("recipe.yaml", "metrics.jsonl", "workers.jsonl", "events.jsonl", "summary.json", "report.html"),
+        *("checkpoints", ".lock"),
+    }
 
     # recipe.yaml: fully resolved, and the same recipe when loaded again
     resolved = yaml.safe_load((out / "recipe.yaml").read_text())
@@ -64,7 +67,7 @@ def test_a_run_leaves_its_recipe_metrics_events_checkpoints_and_summary(tiny: st
         *[(1, False), (2, False), (4, False), (6, False), (6, True), (8, False), (10, False), (12, False), (12, True)]
     ]
     for report in reports:
-        assert set(report) == {"step", "epoch", "samples", "metrics", "seconds"}
+        assert set(report) == {"time", "step", "epoch", "samples", "metrics", "seconds"}
         assert report["epoch"] == round(report["step"] / 6, 6)
         assert report["seconds"] and all(value > 0 for value in report["seconds"].values())
     training = [report["metrics"] for report in reports if "train_loss" in report["metrics"]]
@@ -140,6 +143,7 @@ def test_plain_output_is_a_table_on_stdout_and_progress_lines_on_stderr(tiny: st
     rows = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in out.splitlines())
     assert rows["status"] == "done" and rows["steps"] == "12 (2 epochs)" and rows["run"] == "out [red]"
     assert re.fullmatch(r"\d+\.\d\d%", rows["val_accuracy"]) and "val_loss" in rows and "verdict" in rows
+    assert re.fullmatch(r"\d+\.\d% of \d+\.\d worker-seconds were steps that count", rows["goodput"])
     lines = err.splitlines()
     assert lines[0] == "out [red]: 163 parameters on cpu, 96 samples, 12 steps of 16"
     assert lines[1].startswith("step 1/12  epoch 0.17  train_loss ")

@@ -154,7 +154,7 @@ def test_folders_that_are_empty_old_or_broken(tmp_path: Path) -> None:
     assert read_ledger(tmp_path).worker_s == 0.0 and read_ledger(tmp_path).goodput == 0.0
     old = [event(100.0, "start", world_size=1), event(110.0, "done")]
     assert make_ledger(old, [{"step": 1, "metrics": {}, "seconds": {"data": 1.0}}]).worker_s == 10.0
-    odd = [event(100.0, "start", world_size="many", asked="now", clock=None, step=None), event(110.0, "forgotten")]
+    odd = [event(100.0, "start", world_size="many", asked="now", clock=None, step=10**400), event(110.0, "forgotten")]
     assert make_ledger(odd, [{"time": 105.0, "step": 1, "metrics": {}, "seconds": {"data": "x", "forward": None}}])
 
 

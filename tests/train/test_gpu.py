@@ -1,5 +1,6 @@
 """The promises that need a GPU to be seen; skipped where there is none."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ import torch
 
 from shoal.bench.plan_check import compare
 from shoal.core.errors import RunError, UserError
-from shoal.observe.runs import curves, read_events
+from shoal.launch.api import train
+from shoal.observe.ledger import read_ledger
+from shoal.observe.runs import curves, read_events, read_metrics, read_workers
 from shoal.parallel.host_sums import HostSums
 from shoal.recipe.load import load_recipe
 from shoal.train.forecast import forecast, memory_of_worker
@@ -148,3 +151,64 @@ def test_the_largest_micro_batch_that_fits_is_found(here: Path) -> None:
     run(fields, "shakespeare", here / "run")
     (event,) = [event for event in read_events(here / "run") if event["event"] == "settled"]
     assert 1 <= event["micro_batch"] < 256
+
+
+OWN_TASK = """
+import time
+import torch
+from torch import nn
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, width, each_s):
+        self.width, self.each_s = width, each_s
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(self.each_s)
+        return torch.full((self.width,), index / 100_000)
+
+class Task:
+    def __init__(self, width, layers, each_s=0.0):
+        self.width, self.layers, self.each_s = width, layers, each_s
+    def model(self):
+        return nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(self.layers)))
+    def datasets(self):
+        if not self.each_s:
+            return {"train": torch.utils.data.TensorDataset(torch.rand(4096, self.width))}
+        return {"train": Samples(self.width, self.each_s)}
+    def loss(self, model, batch):
+        return model(batch[0] if isinstance(batch, (list, tuple)) else batch).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "args", "batch"),
+    [
+        ("compute", {"width": 8192, "layers": 8}, 512),
+        ("launch", {"width": 16, "layers": 200}, 4),
+        ("input", {"width": 1024, "layers": 4, "each_s": 0.001}, 16),
+    ],
+)
+def test_what_holds_a_gpu_up_is_named_and_its_phases_add_up(
+    here: Path, monkeypatch: pytest.MonkeyPatch, bottleneck: str, args: dict[str, object], batch: int
+) -> None:
+    (here / "on_gpu.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(str(here))
+    recipe = {
+        "task": {"name": "on_gpu:Task", "args": args},
+        "data": {"workers": 0},
+        "optim": {"name": "sgd", "lr": 1e-6},
+        "train": {"steps": 200, "global_batch": batch, "precision": "tf32"},
+        "observe": {"every_steps": 20, "workers_every_s": 0.2},
+        "checkpoint": {"every_steps": 1000},
+    }
+    summary = train(recipe, progress="silent", run_dir=here / "run")
+    assert summary["bottleneck"] == bottleneck, (summary["verdict"], summary["seconds"])
+    reports = read_metrics(here / "run")
+    for first, second in itertools.pairwise(reports[1:]):  # the first steps build kernels
+        assert sum(second["seconds"].values()) == pytest.approx(second["time"] - first["time"], rel=0.02, abs=2e-3)
+    assert {"forward", "backward", "optimizer"} <= set(reports[-1]["seconds"])
+    system = read_workers(here / "run")[-1]["system"]
+    assert system["gpu_memory_bytes"][0] > 1e8 and 0 <= system["gpu_busy"][0] <= 1 and system["gpu_power_w"][0] > 10
+    ledger = read_ledger(here / "run")
+    assert abs(ledger.unaccounted_s) <= 0.01 * ledger.worker_s

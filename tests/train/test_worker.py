@@ -13,6 +13,7 @@ import torch
 from shoal.core.errors import RunError, UserError
 from shoal.launch.run import Launch, launch, prepare
 from shoal.observe.runs import curves, read_events, read_metrics
+from shoal.observe.verdict import BOTTLENECKS
 from shoal.parallel.unit import TrainUnit
 from shoal.train.state import TrainState
 from shoal.train.worker import _stop
@@ -322,8 +323,25 @@ def test_seconds_add_up_and_rates_are_told(train_here, here):
     assert 0 < summary["goodput"] < 1
     assert summary["time_to_first_step_s"] > 0
     records = read_metrics(here / "r")
-    inside = sum(record["seconds"].get("forward_backward", 0) for record in records)
-    assert inside == pytest.approx(summary["seconds"]["forward_backward"], rel=0.05)
+    for phase in ("forward", "backward", "optimizer"):
+        inside = sum(record["seconds"].get(phase, 0) for record in records)
+        assert inside == pytest.approx(summary["seconds"][phase], rel=0.05)
+    assert summary["bottleneck"] in BOTTLENECKS and summary["verdict"].startswith(summary["bottleneck"])
+    assert summary["ledger"]["worker_s"] == pytest.approx(sum(summary["seconds"].values()), rel=0.02)
+
+
+def test_a_price_turns_seconds_into_money(train_here, here):
+    fields = small("digits", here / "d", 8) | {"cluster.price_per_hour": 3600.0}
+    ledger = train_here("digits", overrides=fields, run_dir="r")["ledger"]
+    assert ledger["cost"]["total"] == pytest.approx(ledger["worker_s"], rel=0.01)
+    assert ledger["cost"]["useful"] == pytest.approx(ledger["seconds"]["useful"], abs=0.01)
+
+
+def test_steps_may_be_timed_as_a_whole(train_here, here):
+    fields = small("digits", here / "d", 8) | {"observe.phases": False, "observe.workers_every_s": 0.001}
+    summary = train_here("digits", overrides=fields, run_dir="r")
+    assert "forward_backward" in summary["seconds"] and "forward" not in summary["seconds"]
+    assert (here / "r" / "workers.jsonl").read_text() == ""
 
 
 def test_deterministic_can_be_asked_for_on_a_cpu(train_here, here):

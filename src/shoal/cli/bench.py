@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.words import WORDS, recipes_and_overrides
+from shoal.cli.bench_gate import gate_command
+from shoal.cli.bench_overhead import overhead_command
+from shoal.cli.measuring import JSON, OUT, load, say, tell
+from shoal.cli.tables import print_table
+from shoal.cli.words import WORDS
 from shoal.core.errors import UserError
-from shoal.core.storage import to_json_line
-from shoal.recipe.load import LoadedRecipe, load_recipe
 
 if TYPE_CHECKING:
     from shoal.bench.data_side_by_side import FileSettings
 
-_OUT = click.option("-o", "--out", default="bench", metavar="DIR", help="Where JSON and plot go (default: bench).")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 _WORKERS = click.option("--workers", default=2, type=click.IntRange(1), help="Workers of each run (default: 2).")
 _ROUNDS = click.option("--rounds", default=5, type=click.IntRange(1), help="Each run once in each round (default: 5).")
 
@@ -25,18 +25,22 @@ def command() -> None:
     """Measure Shoal against hand-written code, side by side in one run."""
 
 
+command.add_command(gate_command)
+command.add_command(overhead_command)
+
+
 @command.command("step")
 @WORDS
 @click.option("--steps", default=200, type=click.IntRange(1), help="Steps a round (default: 200).")
 @click.option("--rounds", default=7, type=click.IntRange(1), help="Rounds, each loop once in each (default: 7).")
-@_OUT
-@_JSON
+@OUT
+@JSON
 def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_json: bool) -> int:
     """The loop's cost per step against a loop written by hand. Without RECIPE: on a trivial model."""
     from shoal.bench.results import keep
     from shoal.bench.step import TRIVIAL, measure
 
-    recipe = _load(words, TRIVIAL).recipe
+    recipe = load(words, TRIVIAL).recipe
     result = measure(recipe, steps, rounds, warmup=min(steps, 20))
     bars = {"shoal": result["shoal_step_ms"], "by hand": result["by_hand_step_ms"]}
     rows = [
@@ -45,7 +49,7 @@ def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_j
         ("ratio", f"{result['ratio']:.4f}"),
         ("overhead", f"{result['overhead_us']:.1f} us a step"),
     ]
-    return _tell(result, rows, keep(Path(out), f"step-{recipe.name}", result, bars, "ms a step"), as_json)
+    return tell(result, rows, keep(Path(out), f"step-{recipe.name}", result, bars, "ms a step"), as_json)
 
 
 @command.command("data")
@@ -58,8 +62,8 @@ def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_j
 @click.option("--dir", "folder", metavar="DIR", help="With --files: keep them here, and use what is here already.")
 @click.option("--peers", metavar="PYTHON", help="With --files: interpreter with the peers (default: of `make peers`).")
 @click.option("--train", "model", metavar="MODEL", help="Train this on images that are read, and on one batch alone.")
-@_OUT
-@_JSON
+@OUT
+@JSON
 def data_command(
     words: tuple[str, ...],
     files: str | None,
@@ -97,7 +101,7 @@ def data_command(
     from shoal.bench.data import measure
     from shoal.bench.results import keep
 
-    recipe = _load(words, "synthetic_mlp").recipe
+    recipe = load(words, "synthetic_mlp").recipe
     result = measure(recipe, rounds)
     bars = {"shoal": result["shoal_samples_per_s"], "DataLoader": result["dataloader_samples_per_s"]}
     rows = [
@@ -105,7 +109,7 @@ def data_command(
         ("DataLoader", f"{result['dataloader_samples_per_s']:,.0f} samples/s"),
         ("ratio", f"{result['ratio']:.2f}"),
     ]
-    return _tell(result, rows, keep(Path(out), f"data-{recipe.name}", result, bars, "samples/s"), as_json)
+    return tell(result, rows, keep(Path(out), f"data-{recipe.name}", result, bars, "samples/s"), as_json)
 
 
 def _data_train(
@@ -116,26 +120,26 @@ def _data_train(
 
     place = Path(folder) if folder is not None else None
     settings = TrainSettings(model=model, rounds=rounds, workers=workers, folder=place)
-    result = measure_training(replace(settings, samples=samples) if samples else settings, _say)
+    result = measure_training(replace(settings, samples=samples) if samples else settings, say)
     result["verdict"] = verdict(result)
     written = keep(Path(out), f"data-train-{model}", result, result["samples_per_s"], "samples/s")
     rows = [["", "samples/s", "to synthetic", "reading alone"]]
     for name, rate in result["samples_per_s"].items():
         ratio, alone = result["ratios"].get(name), result["reading_samples_per_s"].get(name)
         rows.append([name, f"{rate:,.0f}", f"{ratio:.1%}" if ratio else "", f"{alone:,.0f}" if alone else ""])
-    _print_table(rows, as_json)
-    return _tell(result, [("verdict", result["verdict"])], written, as_json)
+    print_table(rows, as_json)
+    return tell(result, [("verdict", result["verdict"])], written, as_json)
 
 
 def _data_files(settings: "FileSettings", out: str, as_json: bool) -> int:
     from shoal.bench.data_side_by_side import file_notes, file_table, measure_files
     from shoal.bench.results import keep
 
-    result = measure_files(settings, _say)
+    result = measure_files(settings, say)
     bars = {name: row["rate"] for name, row in result["contenders"].items()}
     written = keep(Path(out), f"data-{settings.files}", result, bars, result["unit"])
-    _print_table(file_table(result), as_json)
-    return _tell(result, file_notes(result), written, as_json)
+    print_table(file_table(result), as_json)
+    return tell(result, file_notes(result), written, as_json)
 
 
 @command.command("scaling")
@@ -151,8 +155,8 @@ def _data_files(settings: "FileSettings", out: str, as_json: bool) -> int:
 @click.option("--steps", default=10, type=click.IntRange(1), help="Steps that count, after a warm-up (default: 10).")
 @_ROUNDS
 @click.option("--peer", is_flag=True, help="Beside hand-written torchrun DDP, with two workers.")
-@_OUT
-@_JSON
+@OUT
+@JSON
 def scaling_command(
     words: tuple[str, ...],
     max_workers: int | None,
@@ -169,8 +173,8 @@ def scaling_command(
     from shoal.bench.results import keep
     from shoal.bench.scaling import COMPUTE_BOUND, PLAIN, Settings, measure, table
 
-    loaded = _load(words, COMPUTE_BOUND)
-    result = measure(loaded, Settings(max_workers, launcher, steps, rounds, is_weak, peer), _say)
+    loaded = load(words, COMPUTE_BOUND)
+    result = measure(loaded, Settings(max_workers, launcher, steps, rounds, is_weak, peer), say)
     names = {row["workers"]: f"{row['workers']} worker{'s' * (row['workers'] > 1)}" for row in result["workers"]}
     bars = {names[row["workers"]]: row["samples_per_s"] for row in result["workers"]}
     ideal = {name: count * bars[names[1]] for count, name in names.items()}
@@ -178,46 +182,46 @@ def scaling_command(
         bars[PLAIN] = result["peer"]["samples_per_s"]
     written = keep(Path(out), f"scaling-{loaded.recipe.name}", result, bars, "samples/s", ideal)
     rows = [("ratio", f"{result['peer']['ratio']:.3f} (Shoal on {launcher} / {PLAIN})")] if peer else []
-    _print_table(table(result), as_json)
-    return _tell(result, rows, written, as_json)
+    print_table(table(result), as_json)
+    return tell(result, rows, written, as_json)
 
 
 @command.command("startup")
 @_WORKERS
 @_ROUNDS
 @click.option("--only", metavar="NAME,...", help="Measure only these, for example torchrun,shoal_local.")
-@_OUT
-@_JSON
+@OUT
+@JSON
 def startup_command(workers: int, rounds: int, only: str | None, out: str, as_json: bool) -> int:
     """From the command to the first step, beside plain torchrun and plain Ray Train scripts."""
     from shoal.bench.commands import choose
     from shoal.bench.results import keep
     from shoal.bench.startup import CONTENDERS, budget_table, measure, table
 
-    result = measure(workers, rounds, choose(only, CONTENDERS), _say)
+    result = measure(workers, rounds, choose(only, CONTENDERS), say)
     written = keep(Path(out), "startup", result, result["first_step_s"], "seconds to the first step")
-    _print_table(table(result), as_json)
-    _print_table(budget_table(result), as_json)
-    return _tell(result, [], written, as_json)
+    print_table(table(result), as_json)
+    print_table(budget_table(result), as_json)
+    return tell(result, [], written, as_json)
 
 
 @command.command("restart")
 @_WORKERS
 @_ROUNDS
 @click.option("--only", metavar="NAME,...", help="Measure only these: ray_train, shoal_local, shoal_ray.")
-@_OUT
-@_JSON
+@OUT
+@JSON
 def restart_command(workers: int, rounds: int, only: str | None, out: str, as_json: bool) -> int:
     """From killing a worker to training again, beside a plain Ray Train script."""
     from shoal.bench.commands import choose
     from shoal.bench.restart import CONTENDERS, measure, table
     from shoal.bench.results import keep
 
-    result = measure(workers, rounds, choose(only, CONTENDERS), _say)
+    result = measure(workers, rounds, choose(only, CONTENDERS), say)
     bars = {name: took["again_s"] for name, took in result["contenders"].items()}
     written = keep(Path(out), "restart", result, bars, "seconds until training again")
-    _print_table(table(result), as_json)
-    return _tell(result, [], written, as_json)
+    print_table(table(result), as_json)
+    return tell(result, [], written, as_json)
 
 
 @command.command("checkpoint")
@@ -226,8 +230,8 @@ def restart_command(workers: int, rounds: int, only: str | None, out: str, as_js
 @click.option("--saves", default=100, type=click.IntRange(2), help="Saves to see memory grow by (default: 100).")
 @click.option("--gpu", is_flag=True, help="Save from a GPU (default: from the CPU's memory).")
 @click.option("--dir", "folder", metavar="DIR", help="On which disk to write (default: where temporary files go).")
-@_OUT
-@_JSON
+@OUT
+@JSON
 def checkpoint_command(
     sizes: str, rounds: int, saves: int, gpu: bool, folder: str | None, out: str, as_json: bool
 ) -> int:
@@ -238,12 +242,12 @@ def checkpoint_command(
     from shoal.core.process import choose_device
 
     settings = Settings(parse_sizes(sizes), rounds, saves)
-    result = measure(settings, choose_device(int(gpu)), Path(folder) if folder else None, _say)
+    result = measure(settings, choose_device(int(gpu)), Path(folder) if folder else None, say)
     bars = {f"{row['gb']:g} GB, {name}": took for row in result["stall"] for name, took in row["stall_s"].items()}
     written = keep(Path(out), f"checkpoint-{result['device']}", result, bars, "seconds that a save holds up training")
-    _print_table(stall_table(result), as_json)
-    _print_table(figure_table(result), as_json)
-    return _tell(result, [], written, as_json)
+    print_table(stall_table(result), as_json)
+    print_table(figure_table(result), as_json)
+    return tell(result, [], written, as_json)
 
 
 @command.command("comm")
@@ -256,8 +260,8 @@ def checkpoint_command(
     "--only", metavar="NAME,...", help="Measure steps of these settings alone, for example ddp,ddp_bf16,fsdp."
 )
 @click.option("--quick", is_flag=True, help="Fewer sizes, rounds and steps, and a tiny model; to see that it works.")
-@_OUT
-@_JSON
+@OUT
+@JSON
 def comm_command(
     words: tuple[str, ...],
     workers: int,
@@ -283,40 +287,13 @@ def comm_command(
     }
     settings = comm.QUICK if quick else comm.Settings()
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
-    result = comm.measure(_load(words, comm.TINY_VIT if quick else comm.SMALL_VIT), settings, _say)
+    result = comm.measure(load(words, comm.TINY_VIT if quick else comm.SMALL_VIT), settings, say)
     bars = {row["name"]: 100 * row["exposed_share"] for row in result["settings"]}
     written = keep(Path(out), "comm", result, bars, "% of a step")
     for plot in written[1:]:
         draw(result, plot)
-    _print_table(comm.collective_table(result), as_json)
-    _print_table(comm.step_table(result), as_json)
-    return _tell(
+    print_table(comm.collective_table(result), as_json)
+    print_table(comm.step_table(result), as_json)
+    return tell(
         result, [("not measured", f"{name}: {why}") for name, why in result["not_measured"].items()], written, as_json
     )
-
-
-def _load(words: tuple[str, ...], default: Any) -> LoadedRecipe:
-    recipes, overrides = recipes_and_overrides(words)
-    return load_recipe(recipes or [default], overrides)
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
-def _print_table(rows: list[list[str]], as_json: bool) -> None:
-    """Columns as wide as they must be: names to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    for row in rows:
-        first, *others = row
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        click.echo("  ".join([f"{first:{widths[0]}}", *cells]).rstrip(), err=as_json)
-
-
-def _tell(result: dict[str, Any], rows: list[tuple[str, str]], written: list[Path], as_json: bool) -> int:
-    for name, value in rows:
-        click.echo(f"{name:13}{value}", err=as_json)
-    click.echo("written to " + ", ".join(map(str, written)), err=True)
-    if as_json:
-        click.echo(to_json_line(result))
-    return 0

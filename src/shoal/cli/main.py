@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from shoal.core.errors import RunError, UserError, WorkerError
+from shoal.core.secrets import scrub
 from shoal.core.version import VERSION
 
 _COMMANDS = {
@@ -17,6 +18,10 @@ _COMMANDS = {
     "plan": "What a recipe will need: memory, micro-batch, strategy.",
     "submit": "Train a recipe on a Ray cluster, as a job.",
     "runs": "What has run here: list, show, compare.",
+    "report": "Write a run as one HTML page.",
+    "monitor": "Watch a run in the terminal.",
+    "track": "Send a run to MLflow, TensorBoard, Weights & Biases or OpenTelemetry.",
+    "metrics": "Metrics for Prometheus and Grafana: files, and those of a run.",
     "checkpoints": "The checkpoints of a run.",
     "data": "Prepare data that does not fit in memory: shards, tokenizers.",
     "drill": "Break a real run on purpose; pass only if nothing was lost.",
@@ -110,8 +115,9 @@ def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one retur
     except PermissionError as error:
         _complain(UserError(f"{error.filename}: {error.strerror}; check its owner and mode"))
         return 2
-    except Exception:  # noqa: BLE001 - the last place where an error of the user's code can be told
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001 - the last place where an error of the user's code can be told
+        # Without what a recipe has from the environment, if it was known where the error passed.
+        sys.stderr.write(error.__dict__.get("hide", scrub)(traceback.format_exc()))
         print("error: the above was raised by the code that was run", file=sys.stderr)
         return 1
 

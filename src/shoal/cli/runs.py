@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -95,12 +96,16 @@ def _worth_telling(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @command.command("compare")
 @click.argument("names", nargs=-1, required=True, metavar="RUN RUN ...", shell_complete=complete_run)
 @_ROOT
+@click.option("-o", "--out", metavar="FILE.html", help="Write a page with overlaid curves instead.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def compare_command(names: tuple[str, ...], root: str, as_json: bool) -> int:
+def compare_command(names: tuple[str, ...], root: str, out: str | None, as_json: bool) -> int:
     """Runs side by side: what differs in their recipes, and their metrics with curves."""
     if len(names) < 2:
         raise UserError("runs compare: give at least two runs")
-    runs = [read_run(find_run(name, expand_home(root))) for name in names]
+    folders = [find_run(name, expand_home(root)) for name in names]
+    if out is not None:
+        return _write_page(folders, out, as_json)
+    runs = [read_run(folder) for folder in folders]
     differing = differing_fields([run.recipe for run in runs])
     if as_json:
         click.echo(to_json_line({"runs": [_as_json(run) for run in runs], "recipe": differing}))
@@ -124,6 +129,21 @@ def compare_command(names: tuple[str, ...], root: str, as_json: bool) -> int:
             cells.append(f"{format_metric(metric, values[-1])} {sparkline(values)}" if values else "-")
         table.add_row(metric, *cells)
     _console().print(table)
+    return 0
+
+
+def _write_page(folders: list[Path], out: str, as_json: bool) -> int:
+    from shoal.cli.report import page_path
+    from shoal.observe.report import write_comparison
+
+    if as_json:
+        raise UserError("runs compare: give -o FILE.html or --json, not both")
+    target = page_path(out)
+    try:
+        write_comparison(folders, target)
+    except OSError as error:
+        raise UserError(f"-o: {target} cannot be written: {error.strerror or error}") from error
+    click.echo(str(target))
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.cli.tables import print_table
 from shoal.cli.words import ADDRESS, GPU, INIT_FROM, RESUME, WORDS, WORKERS, init_from_override, recipes_and_overrides
 from shoal.core.errors import RunError, UserError
 from shoal.recipe.load import shipped_recipes
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 @click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")
 @RESUME
 @INIT_FROM
+@click.option("--profile", is_flag=True, help="Record a few steps in full: a trace, and the hottest operators.")
+@click.option("--profile-ranks", metavar="0,1,...|all", help="Workers that record (default: 0).")
 @click.option("--json", "as_json", is_flag=True, help="End with the summary as one JSON object on stdout.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines instead of a progress bar.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what Ray or torchrun itself has to say.")
@@ -50,6 +53,8 @@ def command(
     run_dir: str | None,
     resume: str | None,
     init_from: str | None,
+    profile: bool,
+    profile_ranks: str | None,
     as_json: bool,
     log_json: bool,
     verbose: bool,
@@ -71,6 +76,7 @@ def command(
         if resume is not None:
             raise UserError("--init-from: a resumed run has its weights from its own checkpoint; leave this out")
         overrides.append(init_from_override(init_from, is_here=address is None))
+    overrides += _profile_overrides(profile, profile_ranks)
     options = {
         "launcher": launcher,
         "address": address,
@@ -88,6 +94,18 @@ def command(
         for line in [*str(error).splitlines(), *getattr(error, "__notes__", [])]:
             _say_json("error", line)
         return 2 if isinstance(error, UserError) else 1
+
+
+def _profile_overrides(profile: bool, ranks: str | None) -> list[str]:
+    """`--profile` as overrides of the recipe: what it says of `observe.profile` stays, but for the ranks."""
+    if ranks is None:
+        return ["observe.profile={}"] if profile else []
+    if ranks == "all":
+        return ["observe.profile.ranks=all"]
+    parts = ranks.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UserError(f"--profile-ranks: {ranks!r} should be workers by number, counted from 0, as in 0,1; or all")
+    return [f"observe.profile.ranks=[{ranks}]"]
 
 
 def _is_told(error: BaseException) -> bool:
@@ -143,6 +161,8 @@ def _train(
             _print_json(summary)
         else:
             _print_table(summary)
+        if prepared.loaded.recipe.observe.profile is not None:
+            _print_profiles(Path(summary["run_dir"]), as_json)
         if summary["status"] == "interrupted":
             say("warning", f"interrupted at step {summary['step']}; resume with:\n  {summary['resume']}")
     return status
@@ -166,8 +186,9 @@ def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool, options: dic
         raise
     except Exception as error:
         run_dir = getattr(error, "run_dir", prepared.run_dir)
+        error.__dict__["hide"] = prepared.loaded.hide
         if as_json and not is_silent():
-            _print_json(_failed(run_dir, error))
+            _print_json(_failed(run_dir, prepared.loaded.hide(str(error))))
         if list((run_dir / "checkpoints").glob("step-*")):
             error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir)}{_where(options)}")
         raise
@@ -193,14 +214,14 @@ def _say_json(level: str, message: str) -> None:
     click.echo(to_json_line(record), err=True)
 
 
-def _failed(run_dir: Path, error: Exception) -> dict[str, Any]:
+def _failed(run_dir: Path, error: str) -> dict[str, Any]:
     """The summary that the worker left, or a short one where it failed before there was anything to sum up."""
     from shoal.observe.runs import read_run
 
-    short = {"run": run_dir.name, "run_dir": str(run_dir), "status": "failed", "error": str(error)}
+    short = {"run": run_dir.name, "run_dir": str(run_dir), "status": "failed", "error": error}
     left = read_run(run_dir).summary if run_dir.is_dir() else {}
     # A worker's error says which worker it was; the summary says only what.
-    is_of_this = left.get("status") == "failed" and bool(left.get("error")) and str(error).endswith(left["error"])
+    is_of_this = left.get("status") == "failed" and bool(left.get("error")) and error.endswith(left["error"])
     return left if is_of_this else short
 
 
@@ -229,7 +250,32 @@ def _print_table(summary: dict[str, Any]) -> None:
         table.add_row("time to first step", f"{summary['time_to_first_step_s']:.1f} s")
     if skipped := summary.get("data", {}).get("skipped"):
         table.add_row("not read", f"{skipped:,} times a sample was left out; the first are named in summary.json")
+    if "ledger" in summary:  # which a run of an earlier version has not
+        table.add_row("goodput", _goodput(summary["ledger"]))
     table.add_row("verdict", summary["verdict"])
     table.add_row("weights", str(summary["weights_sha256"])[:16])
     table.add_row("run", summary["run_dir"])
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    # Wide when piped, so that rows stay whole for grep and awk.
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=500)).print(table)
+
+
+def _goodput(ledger: dict[str, Any]) -> str:
+    """`81.2% of 2.4 worker-hours were steps that count; all of them cost 6.96`, where there is a price."""
+    hours, unit = ledger["worker_s"] / 3600, "worker-hours"
+    if hours < 0.1:
+        hours, unit = ledger["worker_s"], "worker-seconds"
+    cost = f"; all of them cost {ledger['cost']['total']:,.2f}" if "cost" in ledger else ""
+    return f"{ledger['goodput']:.1%} of {hours:,.1f} {unit} were steps that count{cost}"
+
+
+def _print_profiles(run_dir: Path, as_json: bool) -> None:
+    """The hottest operators, and what to open; not on stdout where that ends with the JSON line."""
+    from shoal.train.profile_table import operator_table, read_profiles
+    from shoal.train.profiling import FOLDER
+
+    for record in read_profiles(run_dir):
+        click.echo(err=as_json)
+        print_table(operator_table(record), as_json)
+    for trace in sorted((run_dir / FOLDER).glob("rank-*.trace.json.gz")):
+        click.echo(f"trace: {trace} (open it at https://ui.perfetto.dev)", err=as_json)

@@ -1,10 +1,12 @@
 """Texts without what must not be seen: passwords in addresses, tokens, keys."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 _IN_ADDRESS = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@'\"]+@")
 _NAMED = re.compile(
-    r"(?P<name>(?:[\w-]*(?:password|passwd|secret|token|api[_-]?key|access[_-]?key|credentials?|signature)|\bsig)"
+    r"(?<![\w-])(?P<name>(?:[\w-]*(?:password|passwd|secret|token|api[_-]?key|access[_-]?key|credentials?|signature)|sig)"
     r"[\"']?\s*[=:]\s*[\"']?)(?P<value>\$\{env:\w+\}|[^\s&\"',;}]+)",
     re.IGNORECASE,
 )
@@ -22,6 +24,17 @@ def scrub(text: str) -> str:
     text = _NAMED.sub(_without_value, text)
     text = _BEARER.sub(r"\g<name>***", text)
     return _KNOWN.sub("***", text)
+
+
+def scrubbed(value: Any) -> Any:
+    """The value with every text in it, however deep, as `scrub` leaves it."""
+    if isinstance(value, str):
+        return scrub(value)
+    if isinstance(value, Mapping):
+        return {name: scrubbed(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrubbed(item) for item in value]
+    return value
 
 
 def _without_value(match: re.Match[str]) -> str:

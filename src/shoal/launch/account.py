@@ -6,10 +6,12 @@ import time
 from typing import Any, NoReturn
 
 from shoal.core.errors import RunError, UserError, WorkerError
+from shoal.core.secrets import scrubbed
 from shoal.launch.policy import Failure, Kind, is_retried
 from shoal.launch.run import Launch, Prepared
 from shoal.observe.ledger import read_ledger
 from shoal.observe.records import Report
+from shoal.observe.report import write_report
 from shoal.observe.run_folder import RunFolder, append_event, event_record
 from shoal.observe.runs import read_events, read_metrics, read_run, read_workers, resume_command
 
@@ -55,7 +57,8 @@ class Account:
             self.how.console.tick(message["step"])
 
     def note(self, name: str, fields: dict[str, Any], is_shown: bool = True) -> None:
-        """To the console, and to the run's events where there is a run."""
+        """To the console, and to the run's events where there is a run; without what looks like a secret."""
+        fields = scrubbed(fields)
         if is_shown:
             self.how.console.event(name, fields)
         self._unwritten.append(event_record(name, fields))
@@ -148,3 +151,4 @@ class Account:
     def _write(self, summary: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the disk may be what failed
             RunFolder(self.run_dir).write_summary(summary)
+            write_report(self.run_dir)

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from shoal.observe.track.section import ENVIRONMENT as OF_TRACKERS
 from shoal.recipe.load import LoadedRecipe
 from shoal.recipe.references import environment
 from shoal.recipe.schema import NcclSection
@@ -71,7 +72,10 @@ def interface_of(address: str) -> str | None:
 
 
 def referenced_environment(loaded: LoadedRecipe) -> dict[str, str]:
-    """The variables that the recipe's `${env:NAME}` references name: workers elsewhere do not have them."""
+    """The variables that the recipe's `${env:NAME}` references name, and those that its trackers read: workers
+    elsewhere do not have them."""
     names = {name for text in loaded.references.values() for name in re.findall(r"\$\{env:([^}]*)\}", text)}
     values = environment()
+    if loaded.recipe.track.sinks:
+        names |= {name for name in values if name.startswith(OF_TRACKERS)}
     return {name: values[name] for name in sorted(names) if name in values}

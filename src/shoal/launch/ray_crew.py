@@ -24,6 +24,7 @@ from shoal.launch.agent import Agent
 from shoal.launch.crew import Member
 from shoal.launch.environment import QUIET_RAY
 from shoal.launch.policy import Size, missing_resources
+from shoal.launch.ray_metrics import RayMetrics, ray_collects_metrics
 
 _COMING_S = 4.0
 """An actor that the cluster has room for is there within so long; one that is not waits for a machine."""
@@ -35,8 +36,15 @@ _AGAIN_S = 1.0
 class RayAgent(Agent):
     """An agent in an actor."""
 
+    def __init__(self, nursery: str) -> None:
+        super().__init__(nursery)
+        self._collects_metrics = ray_collects_metrics()  # before `start` hides what says so
+        self._metrics: RayMetrics | None = None
+        """Where this is rank 0's."""
+
     def start(self, job: dict[str, Any]) -> int:
         """As `Agent`, on the device that Ray has given this actor."""
+        self._tell_metrics(job)
         for name, value in QUIET_RAY.items():  # meant for Ray, which has read it, and not for what the worker starts
             if os.environ.get(name) == value:
                 del os.environ[name]
@@ -49,6 +57,24 @@ class RayAgent(Agent):
         if brought:
             joins[RUNTIME_ENV] = json.dumps(brought)
         return super().start(job | self.device() | {"environment": joins | job["environment"]})
+
+    def poll(self, attempt: int, timeout_s: float) -> dict[str, Any]:
+        """As `Agent`; what rank 0 tells is told to Ray's metrics agent too."""
+        answer = super().poll(attempt, timeout_s)
+        if self._metrics is not None:
+            self._metrics.see(answer["messages"])
+        return answer
+
+    def _tell_metrics(self, job: dict[str, Any]) -> None:
+        """From now on, if the trainer to start is rank 0; another may have been before, in another place."""
+        is_first = job["meeting"]["rank"] == 0
+        if self._metrics is not None and not is_first:
+            self._metrics.close()
+            self._metrics = None
+        elif self._metrics is None and is_first and self._collects_metrics:
+            self._metrics = RayMetrics()
+        if self._metrics is not None:
+            self._metrics.begin(job["run_dir"])
 
     def device(self) -> dict[str, int]:
         """Whether Ray has given this actor a GPU, and its number: it sees no other, so it is always the first."""

@@ -18,8 +18,8 @@ from shoal.recipe.identity import changed_field, fixed_fields
 from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe, origins_with
 from shoal.recipe.merge import merge, overlay_of, override_paths
 from shoal.recipe.parallel_checks import check_ds_config
-from shoal.recipe.schema import Recipe
 from shoal.recipe.yaml_tree import read_yaml
+from shoal.train.track import check_tracking
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
         return dict(prepared.finished)
     how.mark("prepared")
     try:
-        _check_files(prepared.loaded.recipe, how.address)
+        _check_files(prepared, how.address)
         return _LAUNCHERS[choose_launcher(prepared, how)](prepared, how)
     except WorkerError as error:
         error.trace = prepared.loaded.hide(error.trace)
@@ -148,8 +148,11 @@ def launch(prepared: Prepared, how: Launch) -> dict[str, Any]:
         raise told from error.__cause__
 
 
-def _check_files(recipe: Recipe, address: str | None) -> None:
-    """What a recipe names and workers will read, before they are started; on a cluster it may be there alone."""
+def _check_files(prepared: Prepared, address: str | None) -> None:
+    """What a recipe names and workers will need, before they are started; on a cluster it may be there alone."""
+    if address is None:
+        check_tracking(prepared.loaded)
+    recipe = prepared.loaded.recipe
     config = recipe.parallel.deepspeed.config
     if config is not None and (address is None or Path(config).expanduser().is_file()):
         check_ds_config(recipe)

@@ -134,6 +134,7 @@ _WORDS = {
     "print": "[rank {rank}] {line}",
     "starting": "{what}",
     "dashboard": "Ray's dashboard: {url}",
+    "metrics": "metrics for Prometheus: {url}",
     "waiting": "waiting for {for} ({seconds_left} s left)",
     "failure": "worker {rank}: {message}",
     "restart": "starting again (restart {restarts})",
@@ -191,8 +192,8 @@ class JsonConsole:
         self.stream = stream
 
     def report(self, report: Report) -> None:
-        """As in metrics.jsonl, with a time."""
-        self._write({"time": time.time(), "event": "report", **report.to_record()})
+        """As in metrics.jsonl."""
+        self._write({"event": "report", **report.to_record()})
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """As in events.jsonl."""

@@ -38,6 +38,8 @@ _OF_PHASE = {
     "end": "idle",
 }
 _ENDS = ("done", "failed", "interrupted", "failure", "restart", "resize")
+_MOST = 1e12
+"""Of whatever is counted here, seconds since 1970 included: more is nonsense."""
 _SIGNS_OF_WORK = ("workers", "first_step", "save")
 """Events of workers that train; others may be of those who come after them."""
 
@@ -213,8 +215,9 @@ def _add(booked: dict[str, float], start: _Start, seconds: Any, *, is_lost: bool
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _MOST:
+        return None
+    return float(value)
 
 
 def _numbers(seconds: Any) -> Iterable[tuple[str, float]]:

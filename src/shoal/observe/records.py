@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from shoal.core.secrets import scrubbed
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -92,7 +94,8 @@ class Observers:
                 observer.report(report)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
-        """To each."""
+        """To each, without what looks like a secret: an address in a message, say."""
+        fields = scrubbed(fields)
         with self._lock:
             for observer in self.observers:
                 observer.event(name, fields)

@@ -87,14 +87,19 @@ def list_runs(root: Path = Path("runs")) -> list[Run]:
     return sorted((read_run(root / name) for name in run_names(root)), key=lambda run: run.started)
 
 
-def read_run(path: Path) -> Run:
-    """What a run's folder says; files that a crash cut short are read as far as they go."""
+def read_run(
+    path: Path, reports: list[dict[str, Any]] | None = None, events: list[dict[str, Any]] | None = None
+) -> Run:
+    """What a run's folder says; files that a crash cut short are read as far as they go.
+
+    `reports` and `events`: where they have been read already.
+    """
     summary = _read_summary(path / "summary.json")
-    events = read_events(path)
+    events = read_events(path) if events is None else events
     metrics: dict[str, float] = {}
     reported_step = 0
     report_s = 0.0
-    for record in read_metrics(path):
+    for record in read_metrics(path) if reports is None else reports:
         metrics |= record["metrics"]
         reported_step = record["step"]
         report_s = _seconds(record)

@@ -1,6 +1,6 @@
 """The `observe:` section. Loads without torch."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ class ProfileSection(Section):
     """How many."""
     after: Annotated[int, Field(ge=1)] = 10
     """Steps of this start that come before, in which things are still getting warm."""
-    ranks: list[Annotated[int, Field(ge=0)]] = [0]
+    ranks: list[Annotated[int, Field(ge=0)]] | Literal["all"] = [0]
     """Workers that record."""
 
 

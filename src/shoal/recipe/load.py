@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal.core.errors import UserError
+from shoal.core.secrets import scrub
 from shoal.core.section import one_of
 from shoal.core.storage import expand_home
 from shoal.recipe.checks import problems
@@ -32,8 +33,8 @@ class LoadedRecipe:
     """The tree with references resolved; for `hide` alone."""
 
     def hide(self, message: str) -> str:
-        """The message with references in place of the texts that they stand for."""
-        return hide_values(message, self.values, self.references)
+        """The message with references in place of the texts that they stand for, and without passwords and tokens."""
+        return scrub(hide_values(message, self.values, self.references))
 
     def tree(self) -> Tree:
         """Fully resolved but for the references: what may be written down."""

@@ -90,6 +90,7 @@ def _locate(location: tuple[int | str, ...]) -> tuple[Path, type[Section] | None
             continue
         if isinstance(part, str) and not choices and typing.get_origin(here) in (typing.Union, types.UnionType):
             continue  # its name of one of several plain types
+        here = _without_none(here)
         if isinstance(here, type) and issubclass(here, Section):
             section = here
             here = here.model_fields[part].annotation if part in here.model_fields else None
@@ -97,6 +98,14 @@ def _locate(location: tuple[int | str, ...]) -> tuple[Path, type[Section] | None
             section, here = None, None
         path.append(str(part))
     return tuple(path), section
+
+
+def _without_none(annotation: Any) -> Any:
+    """A section that may be left out is that section."""
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    members = [member for member in typing.get_args(annotation) if member is not type(None)]
+    return members[0] if len(members) == 1 else annotation
 
 
 def _union_sections(annotation: Any) -> dict[str, type[Section]]:

@@ -9,6 +9,7 @@ from shoal.core.section import Section
 from shoal.data.section import DataSection
 from shoal.models.section import ModelSection
 from shoal.observe.section import ObserveSection
+from shoal.observe.track.section import TrackSection
 from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.tasks.section import TaskSection
 
@@ -87,6 +88,8 @@ class ClusterSection(Section):
     that runs nothing else: two runs would be kept to the same cores."""
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Cap on the share of the GPU's memory this run may take."""
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    """What one worker costs an hour, in any currency: the ledger of a run then says what its seconds cost."""
     gpu_allocator: Annotated[str, Field(pattern=r"^\w+:[^,\s]+(,\w+:[^,\s]+)*$")] | None = None
     """PyTorch's GPU allocator settings, for example expandable_segments:True,max_split_size_mb:256."""
 
@@ -144,6 +147,7 @@ class Recipe(Section):
     nccl: NcclSection = NcclSection()
     checkpoint: CheckpointSection = CheckpointSection()
     observe: ObserveSection = ObserveSection()
+    track: TrackSection = TrackSection()
 
     def micro_batch(self, num_shares: int) -> int:
         """Samples that a worker computes at once, where a step's samples are divided into `num_shares`."""

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -96,6 +96,7 @@ def _start_facts(
         "parameters": built.num_parameters,
         "device": str(run.unit.device),
         "train_samples": len(built.datasets.train),
+        "data_spec": asdict(built.datasets.spec),
         "num_steps": run.plan.num_steps,
         "step": run.state.step,
         "global_batch": run.recipe.train.global_batch,

@@ -54,6 +54,8 @@ def run_loop(run: Training) -> str:
                 report_training(run, window, lr)
                 window = LossWindow()
                 clock.lap("report")
+            if run.profiler.after_step(state.step):
+                clock.lap("report")
 
 
 def _finished(run: Training) -> str | None:

@@ -11,6 +11,7 @@ from shoal.parallel.unit import TrainUnit
 from shoal.recipe.schema import Recipe
 from shoal.train.data_watch import DataWatch
 from shoal.train.plan import Plan
+from shoal.train.profiling import Profiler
 from shoal.train.save import Saving
 from shoal.train.state import TrainState
 from shoal.train.vitals import Vitals
@@ -38,6 +39,8 @@ class Training:
     clock: Clock
     vitals: Vitals
     """What workers tell each other when they report."""
+    profiler: Profiler = field(default_factory=Profiler)
+    """Records some steps in full, where it is asked for."""
     group: Group = field(default_factory=Group)
     """All workers of the run."""
     items_done: int = 0

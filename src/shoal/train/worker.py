@@ -34,12 +34,14 @@ from shoal.parallel.unit import TrainUnit
 from shoal.recipe.schema import Recipe
 from shoal.train.agree import AgreedStop
 from shoal.train.announce import announce, worker_facts
+from shoal.train.beside import Beside
 from shoal.train.build import Built, build
 from shoal.train.data_watch import DataWatch
 from shoal.train.failure import in_words
 from shoal.train.initial import Initial, fill
 from shoal.train.loop import run_loop
 from shoal.train.plan import check_whole, make_plan
+from shoal.train.profiling import make_profiler
 from shoal.train.request import RunRequest
 from shoal.train.restore import Restored, on_first, restore_newest
 from shoal.train.save import Checkpoints
@@ -97,7 +99,8 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
     """Take over or make the run's folder, say what starts, and run the loop."""
     group = process.group
     folder = RunFolder(request.run_dir)
-    seen_by = (folder, request.console) if process.is_first else ()
+    beside = Beside(built.recipe, request.run_dir, process.is_first)
+    seen_by = (folder, request.console, *beside.observers) if process.is_first else ()
     observer = Observers(_FirstStep(request.on_first_step), *seen_by)
     clock = _clock(built.recipe, process)
     is_made_here = False
@@ -119,27 +122,51 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
         on_first(group, lambda: folder.open(run.state.step if request.resume else None))
         is_made_here = not request.resume and process.is_first
         workers = group.gather(worker_facts(process))
+        beside.open(observer)
         if process.is_first:
             announce(folder, request, built, run, observer, restored, workers)
+        beside.follow(observer)
         if saver.uploader is not None and restored.checkpoint is not None:
             saver.uploader.add_if_missing(restored.checkpoint.step)
     except BaseException:
+        beside.close()
         folder.close()
         if is_made_here:  # nothing of a run that did not start stays behind
             shutil.rmtree(request.run_dir, ignore_errors=True)
         raise
     is_unused = False
     try:
-        return _run(run, request, folder, process, restored, saver)
+        return _run_watched(run, request, folder, process, restored, saver, beside)
     except KeyboardInterrupt:
         is_unused = is_made_here and run.first_step_s is None
         raise
     finally:
-        if evaluation is not None:
-            evaluation.close()
-        folder.close()
+        for opened in (run.profiler, evaluation, beside, folder):
+            if opened is not None:
+                opened.close()
         if is_unused:
             shutil.rmtree(request.run_dir, ignore_errors=True)
+
+
+def _run_watched(
+    run: Training,
+    request: RunRequest,
+    folder: RunFolder,
+    process: Process,
+    restored: Restored,
+    saver: Saver,
+    beside: Beside,
+) -> dict[str, Any]:
+    """The run, and what follows it for those who watch."""
+    try:
+        summary = _run(run, request, folder, process, restored, saver)
+    except Exception:
+        if not request.supervised:  # else the launcher says how it ended
+            beside.conclude(run.observer)
+        raise
+    if summary["ended_by"] not in ("preemption", "resize"):  # after which the run goes on, elsewhere and soon
+        beside.conclude(run.observer)
+    return summary
 
 
 def _clock(recipe: Recipe, process: Process) -> Clock:
@@ -279,6 +306,7 @@ def _assemble(
         group=process.group,
         clock=clock,
         vitals=_vitals(built, process, clock),
+        profiler=make_profiler(recipe.observe.profile, request.run_dir, process, observer),
     )
 
 

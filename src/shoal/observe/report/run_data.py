@@ -1,0 +1,191 @@
+"""All that a page tells of one run, as plain values; what they look like is the page's own business."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from shoal.core.secrets import scrub
+from shoal.core.version import VERSION
+from shoal.observe.ledger import LABELS
+from shoal.observe.report.facts import checkpoints_of, environment_of, profiles_of
+from shoal.observe.report.folder import Folder, number
+from shoal.observe.report.series import charts_of, curves_of, phase_totals, phases_over_time
+from shoal.observe.report.story import lost_steps, story_of, wall_s, why_it_failed
+from shoal.observe.report.workers import workers_of
+
+_LONGEST_RECIPE = 200_000
+_RECENT = 20
+"""Reports that the time left is judged by."""
+
+
+def run_data(folder: Folder, target: Path) -> dict[str, Any]:
+    """The data of a run's page, which will lie at `target`."""
+    main_metric = folder.recipe("checkpoint.metric")
+    story = story_of(folder)
+    return {
+        **head_of(folder),
+        "figures": figures_of(folder, wall_s(story["stretches"])),
+        "ledger": ledger_of(folder),
+        "charts": charts_of(curves_of(folder), main_metric if isinstance(main_metric, str) else None),
+        "restarts": _restarts(folder),
+        "phases": phases_over_time(folder),
+        "totals": phase_totals(folder),
+        "workers": workers_of(folder),
+        "story": story,
+        "checkpoints": checkpoints_of(folder),
+        "profiles": profiles_of(folder, target),
+        "recipe": _recipe_text(folder.path / "recipe.yaml"),
+        "environment": environment_of(folder),
+        "made": {"at": round(time.time()), "by": f"Shoal {VERSION}"},
+    }
+
+
+def head_of(folder: Folder) -> dict[str, Any]:
+    """What a run is and how it ended."""
+    run = folder.run
+    return {
+        "name": run.name,
+        "status": run.status,
+        "began": folder.began,
+        "failed_because": why_it_failed(folder),
+        "verdict": verdict_of(folder),
+        "facts": [*_what(folder)],
+    }
+
+
+def _what(folder: Folder) -> list[str]:
+    strategy, device = folder.start.get("strategy"), folder.start.get("device")
+    count = folder.run.workers
+    on = f"{count} worker{'s' * (count != 1)}"
+    told = ", ".join(str(word) for word in (strategy, device) if isinstance(word, str))
+    names = [folder.recipe("name"), folder.recipe("model.name"), folder.recipe("data.name")]
+    return [*dict.fromkeys(str(name) for name in names if isinstance(name, str)), f"{on} ({told})" if told else on]
+
+
+def verdict_of(folder: Folder) -> dict[str, Any] | None:
+    """What held the run up, and what to try: the last word on it, or of a run that goes on the newest."""
+    ended = folder.run.status not in ("running", "stopped")
+    lines = [line for line in folder.workers if isinstance(line.get("verdict"), str)]
+    found = folder.run.summary if ended else {}
+    if not isinstance(found.get("verdict"), str):
+        found = lines[-1] if lines else folder.run.summary
+    words = found.get("verdict")
+    if not isinstance(words, str):
+        return None
+    advice = found.get("advice")
+    if not isinstance(advice, str):
+        words, _, advice = words.partition("; ")
+    bottleneck = found.get("bottleneck")
+    return {
+        "words": words,
+        "advice": advice or None,
+        "bottleneck": bottleneck if isinstance(bottleneck, str) else None,
+        "is_final": found is folder.run.summary and ended,
+    }
+
+
+def figures_of(folder: Folder, wall: float) -> list[dict[str, Any]]:
+    """The figures that one wants to know first. `kind` says how to write the value, `name` of which metric it is."""
+    run, summary = folder.run, folder.run.summary
+    asked = folder.start.get("num_steps")
+    found = [{"label": "Step", "kind": "count", "value": run.step, "note": _of_steps(asked)}]
+    for name, value in sorted(run.metrics.items(), key=lambda item: (not item[0].startswith("val_"), item[0])):
+        if name.startswith(("val_", "train_")) and len(found) < 6:
+            found.append({"label": name, "kind": "metric", "value": number(value)})
+    for name, label in (("samples_per_s", "Samples/s"), ("tokens_per_s", "Tokens/s")):
+        if (rate := rate_of(folder, name)) is not None:
+            found.append({"label": label, "kind": "rate", "value": rate})
+    found += [
+        {
+            "label": "Goodput",
+            "kind": "share",
+            "value": goodput_of(folder),
+            "note": "of worker time in steps that count",
+        },
+        {"label": "Wall time", "kind": "duration", "value": wall},
+        {"label": "Time left", "kind": "duration", "value": left_s(folder), "note": "at the present pace"},
+        {"label": "To first step", "kind": "duration", "value": number(summary.get("time_to_first_step_s"))},
+        {"label": "Workers", "kind": "count", "value": run.workers},
+        {"label": "Restarts", "kind": "count", "value": run.restarts, "note": _lost_words(lost_steps(folder))},
+    ]
+    if (price := folder.price_per_hour) is not None:
+        note = f"at {price:g} a worker-hour"
+        found.append({"label": "Cost", "kind": "money", "value": cost_of(folder), "note": note})
+    return [figure for figure in found if figure["value"] is not None]
+
+
+def _of_steps(asked: Any) -> str | None:
+    return f"of {asked:,}" if isinstance(asked, int) and not isinstance(asked, bool) else None
+
+
+def _lost_words(steps: int) -> str | None:
+    return f"{steps:,} step{'s' * (steps != 1)} made again" if steps else None
+
+
+def rate_of(folder: Folder, metric: str) -> float | None:
+    """By the summary; of a run that has none, by its latest report."""
+    if (told := number(folder.run.summary.get(metric))) is not None:
+        return told
+    values = (number(report["metrics"].get(metric)) for report in reversed(folder.reports[-200:]))
+    return next((value for value in values if value is not None), None)
+
+
+def goodput_of(folder: Folder) -> float | None:
+    """By the ledger; by the summary of a run whose reports have no times."""
+    if folder.has_times and folder.ledger.worker_s > 0:
+        return round(folder.ledger.goodput, 4)
+    return number(folder.run.summary.get("goodput"))
+
+
+def cost_of(folder: Folder) -> float | None:
+    """What all worker time cost."""
+    price = folder.price_per_hour
+    return None if price is None else folder.ledger.cost(price)["total"]
+
+
+def left_s(folder: Folder) -> float | None:
+    """Seconds until the last step, of a run that goes on."""
+    since = number(folder.start.get("time")) or 0.0  # what came before says nothing of the present pace
+    recent = [report for report in folder.reports[-_RECENT:] if (number(report.get("time")) or 0.0) > since]
+    asked = folder.start.get("num_steps")
+    if folder.run.status != "running" or len(recent) < 2 or not isinstance(asked, int):
+        return None
+    steps, seconds = recent[-1]["step"] - recent[0]["step"], recent[-1]["time"] - recent[0]["time"]
+    return round(max(asked - folder.run.step, 0) * seconds / steps, 1) if steps > 0 and seconds > 0 else None
+
+
+def ledger_of(folder: Folder) -> dict[str, Any] | None:
+    """Worker-seconds by what they went to; None for a run of which no start is recorded."""
+    ledger, price = folder.ledger, folder.price_per_hour
+    if ledger.worker_s <= 0:
+        return None
+    money = {} if price is None else ledger.cost(price)
+    rows = [
+        {"name": name, "label": LABELS[name], "seconds": round(seconds, 3), "cost": money.get(name)}
+        for name, seconds in ledger.seconds.items()
+        if seconds > 0
+    ]
+    missing = ledger.unaccounted_s
+    return {
+        "rows": rows,
+        "worker_s": round(ledger.worker_s, 3),
+        "unaccounted_s": round(missing, 3),
+        "unaccounted_cost": None if price is None else missing / 3600 * price,
+        "cost": money.get("total"),
+        "price_per_hour": price,
+        "has_times": folder.has_times or not folder.reports,
+    }
+
+
+def _restarts(folder: Folder) -> list[dict[str, Any]]:
+    """Where in the curves the workers were started again."""
+    starts = [event for event in folder.events if event["event"] == "start" and isinstance(event.get("step"), int)]
+    found = [{"step": event["step"], "time": round(event["time"] - folder.began, 1)} for event in starts[1:]]
+    return found if len(found) <= 50 else []
+
+
+def _recipe_text(path: Path) -> str:
+    try:
+        return scrub(path.read_text(encoding="utf-8", errors="replace"))[:_LONGEST_RECIPE]
+    except OSError:
+        return ""

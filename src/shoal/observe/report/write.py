@@ -1,0 +1,71 @@
+"""Pages on disk: data, style and script in one file that asks nobody for anything."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from shoal.core.secrets import scrub
+from shoal.core.storage import to_json_line, write_atomically
+from shoal.observe.report.compare_data import compare_data
+from shoal.observe.report.folder import read_folder
+from shoal.observe.report.run_data import run_data
+
+_SCRIPTS = ("dom.js", "words.js", "chart.js", "pieces.js")
+_OF_A_RUN = (*_SCRIPTS, "run_page.js", "run_workers.js")
+_OF_SEVERAL = (*_SCRIPTS, "compare_page.js")
+
+
+def write_report(run_dir: Path, target: Path | None = None) -> Path:
+    """Write the page of a run, by default RUN_DIR/report.html; where it is."""
+    target = run_dir / "report.html" if target is None else target
+    write_atomically(target, make_page(run_data(read_folder(run_dir), target), _OF_A_RUN))
+    return target
+
+
+def write_comparison(run_dirs: Sequence[Path], target: Path) -> Path:
+    """Write a page with several runs side by side; where it is."""
+    write_atomically(target, make_page(compare_data([read_folder(run_dir) for run_dir in run_dirs]), _OF_SEVERAL))
+    return target
+
+
+def make_page(data: dict[str, Any], scripts: Sequence[str]) -> str:
+    """The page as text. Only this very style and script may act in it; whatever else gets in is dead text."""
+    style = _read("page.css")
+    script = '(() => {\n"use strict";\n' + "\n".join(_read(name) for name in scripts) + "})();\n"
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    return Template(_read("page.html")).substitute(
+        policy=policy, style=style, script=script, data=inert(scrubbed(data))
+    )
+
+
+def inert(data: dict[str, Any]) -> str:
+    """As JSON that can stand in HTML: without a character that HTML, or a script, would take for its own."""
+    # to_json_line writes ASCII alone, so the line separators that end a script's string are escaped there.
+    text = to_json_line(data)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def scrubbed(value: Any) -> Any:
+    """The same without secrets in any text of it."""
+    if isinstance(value, str):
+        return scrub(value)
+    if isinstance(value, dict):
+        return {scrub(str(name)): scrubbed(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrubbed(item) for item in value]
+    return value
+
+
+def _read(name: str) -> str:
+    return (files("shoal.observe.report") / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

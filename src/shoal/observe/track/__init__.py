@@ -1,0 +1,1 @@
+"""Copies of what a run's folder holds, for MLflow, TensorBoard, Weights & Biases and OpenTelemetry."""

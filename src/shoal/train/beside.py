@@ -1,0 +1,70 @@
+"""What watches a run besides its folder and its terminal. Nothing of it can stop the run, or hold it up."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.observe.records import Observer
+from shoal.recipe.schema import Recipe
+from shoal.train.track import Tracking, start_tracking
+
+if TYPE_CHECKING:
+    from shoal.observe.prometheus.endpoint import Server
+
+
+class Beside:
+    """On rank 0 an endpoint for Prometheus, a process that tells trackers, at the end a page; elsewhere nothing."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path, is_first: bool) -> None:
+        self.is_first = is_first
+        self.recipe = recipe
+        self.run_dir = run_dir
+        self.observers: tuple[Observer, ...] = ()
+        """What must see the run from the start."""
+        self._tracking: Tracking | None = None
+        self._server: Server | None = None
+        if is_first and recipe.observe.metrics_port is not None:
+            from shoal.observe.prometheus.exposition import Exposition
+
+            self._exposition = Exposition(run_dir.name)
+            self.observers = (self._exposition,)
+
+    def open(self, observer: Observer) -> None:
+        """Before the first word of a start."""
+        host, port = self.recipe.observe.metrics_host, self.recipe.observe.metrics_port
+        if self.is_first and port is not None:
+            from shoal.observe.prometheus.endpoint import serve_or_warn
+
+            self._exposition.begin(self.run_dir)
+            self._server = serve_or_warn(self._exposition, host, port, observer)
+
+    def follow(self, observer: Observer) -> None:
+        """Once the run's folder tells what it is."""
+
+        def warn(message: str) -> None:
+            observer.event("warning", {"message": message})
+
+        if self.is_first:
+            self._tracking = start_tracking(self.run_dir, self.recipe.track, warn)
+
+    def conclude(self, observer: Observer) -> None:
+        """The run is over, and its folder says so."""
+        if not self.is_first:
+            return
+        from shoal.observe.report import write_report
+
+        words = []
+        try:
+            write_report(self.run_dir)
+        except Exception as error:  # noqa: BLE001 - a page less, and the run is what it is
+            words.append(f"report.html could not be written: {error}; shoal report {self.run_dir} tries again")
+        if self._tracking is not None:
+            words += self._tracking.finish()
+            self._tracking = None
+        for message in words:
+            observer.event("warning", {"message": message})
+
+    def close(self) -> None:
+        """However the run ends; a process that tells trackers ends by itself when this one is gone."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None

@@ -1,0 +1,65 @@
+"""`shoal track`: a run that was never tracked, or not to its end, is sent after the fact."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import run
+from tests.made_run import make_run
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def made(here: Path) -> Path:
+    return make_run(here / "runs" / "digits-20260101-aaaa")
+
+
+def test_a_run_that_was_never_tracked_is_sent(made: Path, capfd: Capture) -> None:
+    assert run(["track", "digits", "track.tensorboard=true"]) == 0
+    out, err = capfd.readouterr()
+    assert out == f"tensorboard: all is sent to {made}/tensorboard\n" and err == ""
+    assert list((made / "tensorboard").iterdir())
+    assert run(["track", str(made), "track.tensorboard=true", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {
+        "run": made.name,
+        "targets": {"tensorboard": f"{made}/tensorboard"},
+        "problems": {},
+    }
+
+
+def test_what_is_not_taken_is_said_and_stays(
+    made: Path, here: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    # What packages read from the environment may be in a file.
+    (here / ".env").write_text(f"OTEL_EXPORTER_OTLP_ENDPOINT=http://me:hunter2@127.0.0.1:{port}\n")
+    assert run(["track", "digits", "track.otlp=true", "--json"]) == 1
+    out, err = capfd.readouterr()
+    assert err.startswith("otlp: not sent: ConnectionError: ") and "hunter2" not in out + err
+    assert json.loads(out)["targets"] == {"otlp": f"http://***@127.0.0.1:{port}/v1/traces"}
+    assert "hunter2" not in (made / "track" / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["digits"], "track: the run's recipe asks for nothing; say where to, with track.mlflow=true for example"),
+        (["digits", "mlflow"], "track: 'mlflow' should look like track.mlflow=true"),
+        (["digits", "optim.lr=3"], "optim.lr: only fields of track can be given here, such as track.mlflow=true"),
+        (["digits", "track.mlflow.uri=http://a:b@c"], "track.mlflow.uri: holds a password; write ${env:NAME}"),
+        (["digits", "track.mlfow=true"], "track.mlfow: unknown key; did you mean track.mlflow?"),
+        (["digits", "track.wandb.project=${env:NOT_SET}"], "environment variable NOT_SET is not set"),
+        (["nothing"], "run 'nothing': not found"),
+    ],
+)
+def test_wrong_input(made: Path, capfd: Capture, arguments: list[str], words: str) -> None:
+    assert run(["track", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert words in err and out == "" and len(err.splitlines()) == 1
+    assert not (made / "track").exists(), "nothing is written"
