@@ -72,9 +72,9 @@ def test_runs_that_differ_much_from_each_other_are_borne_once_that_is_known() ->
     assert share("regression", 8, factor=1.3, between=0.04, noise=0.01) >= 0.95
 
 
-@pytest.mark.parametrize(("num_before", "found"), [(1, 0.9), (3, 0.95), (8, 0.98)])
-def test_ten_percent_slower_is_found(num_before: int, found: float) -> None:
-    assert share("regression", num_before, factor=1.1, noise=0.02) >= found
+@pytest.mark.parametrize(("num_before", "noise", "found"), [(1, 0.02, 0.9), (3, 0.05, 0.95), (8, 0.05, 0.95)])
+def test_ten_percent_slower_is_found(num_before: int, noise: float, found: float) -> None:
+    assert share("regression", num_before, factor=1.1, noise=noise) >= found
 
 
 def test_fifteen_percent_slower_is_found_under_noise_and_outliers() -> None:
@@ -177,6 +177,8 @@ def test_a_runs_folder_is_read(tmp_path: Path) -> None:
     assert key["world_size"] == 2 and key["micro_batch"] == 32 and key["strategy"] == "ddp"
     assert key["train"]["precision"] == "fp32" and key["hardware"]["device"] == "cpu"
     assert file_name(key).startswith("simple_cnn-digits-cpu-x2-")
+    own = key | {"model": None, "data": None, "task": {"name": "my_task:Task", "args": ""}}
+    assert file_name(own).startswith("my_task_task-cpu-x2-")
 
 
 def rewrite_recipe(folder: Path, before: str, after: str) -> None:

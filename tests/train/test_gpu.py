@@ -1,5 +1,6 @@
 """The promises that need a GPU to be seen; skipped where there is none."""
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -62,6 +63,8 @@ def test_a_gpu_is_taken_by_default_and_named(here: Path) -> None:
 
 def test_out_of_memory_is_told_with_a_remedy(here: Path) -> None:
     fields = small("synthetic_mlp", here / "data", 2) | {"model.hidden": [60_000], "cluster.gpu_memory_fraction": 0.001}
+    gc.collect()
+    torch.cuda.empty_cache()  # what tests before this one have left would do
     with pytest.raises(RunError, match=r"out of memory .* train\.micro_batch below 16"):
         run(fields, "synthetic_mlp", here / "run")
 

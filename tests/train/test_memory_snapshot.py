@@ -1,5 +1,6 @@
 """What held a GPU's memory is written down when there is no more of it."""
 
+import gc
 import json
 import pickle
 import re
@@ -109,6 +110,8 @@ def test_before_there_is_a_folder_and_where_it_cannot_be_written_there_is_none(t
 @needs_gpu
 @pytest.mark.parametrize("profile", [None, {"after": 1}], ids=["plain", "profiled"])
 def test_a_run_that_does_not_fit_says_where_to_look(profile: dict[str, int] | None, here: Path) -> None:
+    gc.collect()  # what the test before has left
+    torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     recipe = {
         "task": "image_classification",

@@ -54,7 +54,7 @@ def key_of(run: Run, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "its steps are not of one kind; train it anew"
         )
     return {
-        "task": _named(run.recipe.get("task")),
+        "task": _named(run.recipe.get("task")) or {"name": "unknown"},
         "model": _named(run.recipe.get("model")),
         "data": _named(run.recipe.get("data"), without=_PLACE),
         "train": {name: _section(run.recipe, "train").get(name) for name in _TRAIN},
@@ -69,7 +69,7 @@ def key_of(run: Run, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _named(section: Any, without: frozenset[str] = frozenset()) -> dict[str, Any] | None:
     """The name of a task, model or dataset, and a hash of its other fields: they may be long."""
     if not isinstance(section, dict):
-        return {"name": section} if isinstance(section, str) else None
+        return None
     others = {name: value for name, value in section.items() if name not in without | {"name"}}
     return {"name": section.get("name"), "args": _hash(others)}
 
@@ -99,7 +99,7 @@ def _hash(value: Any) -> str:
 
 def file_name(key: Mapping[str, Any]) -> str:
     """`mlp-digits-cpu-x2-1a2b3c4d.json`: what a person looks for first, and a hash of all of it."""
-    names = [(key[part] or {}).get("name") or "own" for part in ("model", "data")]
+    names = [key[part]["name"] for part in ("model", "data") if key[part] is not None] or [key["task"]["name"]]
     words = [*names, key["hardware"]["device"], f"x{key['world_size']}", _hash(key)[:8]]
     return "-".join(re.sub(r"[^A-Za-z0-9]+", "_", str(word)).strip("_").lower() for word in words) + ".json"
 

@@ -79,7 +79,8 @@ def read_timing(run: Run, events: Sequence[Mapping[str, Any]]) -> Timing:
         )
     names = [phase for phase in STEPPING if any(window.get(phase) for window in windows)]
     phases = {name: statistics.median(window.get(name, 0.0) for window in windows) for name in names}
-    versions = {name: str(starts[-1][name]) for name in ("shoal", "torch") if starts and name in starts[-1]}
+    told = starts[-1].get("versions") if starts else None
+    versions = {name: str(version) for name, version in told.items()} if isinstance(told, dict) else {}
     return Timing(run.name, run.started, [sum(window.values()) for window in windows], phases, versions)
 
 

@@ -1,6 +1,7 @@
 """The machine that a process runs on, or the part of it that a container leaves to it."""
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -10,6 +11,13 @@ _ROOT = Path("/")
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def cpu_model(root: Path = _ROOT) -> str:
+    """What the processor is called."""
+    lines = _read(root / "proc/cpuinfo").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def machine_memory(root: Path = _ROOT) -> int:

@@ -134,6 +134,7 @@ _WORDS = {
     "print": "[rank {rank}] {line}",
     "starting": "{what}",
     "dashboard": "Ray's dashboard: {url}",
+    "profile": "worker {rank}: steps {steps[0]} to {steps[1]} are recorded in {path}",
     "metrics": "metrics for Prometheus: {url}",
     "waiting": "waiting for {for} ({seconds_left} s left)",
     "failure": "worker {rank}: {message}",

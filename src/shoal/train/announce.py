@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from shoal.core.machine import cpu_model, usable_cores
 from shoal.core.process import Process
+from shoal.core.version import VERSION
 from shoal.observe.records import Observer
 from shoal.observe.run_folder import RunFolder
 from shoal.parallel.build import choose_strategy
@@ -91,6 +93,7 @@ def _start_facts(
         "asked": request.started,
         "clock": run.clock.started_at,
         "startup_s": request.marks,
+        "versions": {"shoal": VERSION, "torch": torch.__version__},
         "world_size": world_size,
         "strategy": division.strategy,
         "parameters": built.num_parameters,
@@ -119,4 +122,6 @@ def worker_facts(process: Process) -> dict[str, Any]:
         "device": device,
         "device_name": name,
         "threads": torch.get_num_threads(),
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
     }

@@ -9,9 +9,12 @@ from shoal.core.errors import RunError, UserError
 
 
 def in_words(  # noqa: PLR0911 - one return a cause
-    error: BaseException, run_dir: Path, micro_batch: int
+    error: BaseException, run_dir: Path, micro_batch: int, snapshot: Path | None = None
 ) -> BaseException:
-    """What the user is told when a run fails: words and a remedy where the cause is known, else the error itself."""
+    """What the user is told when a run fails: words and a remedy where the cause is known, else the error itself.
+
+    `snapshot`: of the memory of a GPU that was too small.
+    """
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, RunError):  # in words already
         return error
@@ -22,6 +25,7 @@ def in_words(  # noqa: PLR0911 - one return a cause
             f"out of memory ({message}): "
             f"set train.micro_batch below {micro_batch} "
             "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"
+            + (f"; what held the memory is in {snapshot}" if snapshot is not None else "")
         )
     if "Expected more than 1 value per channel" in message:
         return RunError(

@@ -18,7 +18,7 @@ def run_loop(run: Training) -> str:
     unit.lap = clock.lap_within
     clock.lap("start")
 
-    with closing(run.batches(state.step)) as batches:
+    with closing(run.batches(state.step)) as batches, closing(run.profiler):
         while True:
             if plan.evaluation_pending(state.step, state.evaluated_step):
                 evaluate_now(run)

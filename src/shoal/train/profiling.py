@@ -193,7 +193,11 @@ class _Recorder:
         return True
 
     def _start(self, warmup: bool) -> None:
+        from torch._C._autograd import _profiler_enabled
         from torch.profiler import ProfilerActivity, profile, schedule
+
+        if _profiler_enabled():  # which ours would end, or be refused by, depending on PyTorch's version
+            raise RuntimeError("another profiler is at work in this process")
 
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":

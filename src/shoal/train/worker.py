@@ -40,6 +40,7 @@ from shoal.train.data_watch import DataWatch
 from shoal.train.failure import in_words
 from shoal.train.initial import Initial, fill
 from shoal.train.loop import run_loop
+from shoal.train.memory_snapshot import memory_history, snapshot_on_oom
 from shoal.train.plan import check_whole, make_plan
 from shoal.train.profiling import make_profiler
 from shoal.train.request import RunRequest
@@ -75,7 +76,12 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     if not _ONE_RUN.acquire(blocking=False):
         raise UserError("a run is going on in this process; random generators are shared, so start the other elsewhere")
     try:
-        with settings, pinning, _joined_to_ray(recipe):
+        with (
+            settings,
+            pinning,
+            _joined_to_ray(recipe),
+            memory_history(process.device, recipe.observe.profile is not None),
+        ):
             settled = settle(recipe, process, request.run_dir)
             built = build(settled.recipe, process)
             request.marks["built"] = round(time.time() - request.started, 3)
@@ -141,7 +147,7 @@ def _train(request: RunRequest, built: Built, settled: Settled, process: Process
         is_unused = is_made_here and run.first_step_s is None
         raise
     finally:
-        for opened in (run.profiler, evaluation, beside, folder):
+        for opened in (evaluation, beside, folder):
             if opened is not None:
                 opened.close()
         if is_unused:
@@ -372,7 +378,8 @@ def _run(
             return _end(run, folder, process, summarise(run, origin, "interrupted") | {"ended_by": reason})
         if isinstance(error, Exception) and not by_network(error):  # without the others it cannot be committed
             saver.settle(_SETTLE_S)
-        failure = in_words(error, request.run_dir, run.recipe.micro_batch(run.unit.data_size))
+        snapshot = snapshot_on_oom(error, request.run_dir, process.rank, process.device)
+        failure = in_words(error, request.run_dir, run.recipe.micro_batch(run.unit.data_size), snapshot)
         if request.supervised:
             raise failure from error.__cause__
         message = request.loaded.hide(str(failure)) or type(failure).__name__
