@@ -46,14 +46,14 @@ class Group:
             json.loads(bytes(raw[: int(length)].numpy()).decode()) for raw, length in zip(texts, lengths, strict=True)
         ]
 
-    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
-        """Everybody's numbers, by rank, of which all give as many: in one message. Every process must call this."""
+    def gather_numbers(self, values: Sequence[float]) -> torch.Tensor:
+        """Everybody's numbers, a row a rank; all give as many. In one message, and every process must call this."""
+        own = torch.tensor([values], dtype=torch.float64)
         if self.world_size == 1:
-            return [list(values)]
-        own = torch.tensor(values, dtype=torch.float64)
-        found = [torch.empty_like(own) for _ in range(self.world_size)]
-        dist.all_gather(found, own, group=self._group)
-        return [numbers.tolist() for numbers in found]
+            return own
+        found = torch.empty(self.world_size, own.shape[1], dtype=torch.float64)
+        dist.all_gather(list(found.unbind()), own[0], group=self._group)
+        return found
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value. Every process must call this; the others' own values are ignored."""

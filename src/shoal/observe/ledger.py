@@ -5,14 +5,14 @@ times of events say how long the workers were held, reports say what they did, a
 accounted for.
 """
 
-import math
+import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoal.observe.phases import COMPUTING
-from shoal.observe.runs import read_events, read_metrics
+from shoal.observe.runs import iterate_metrics, read_events
 
 CATEGORIES = ("useful", "data", "recomputed", "startup", "restart", "checkpoint", "evaluate", "report", "idle")
 LABELS = {
@@ -80,7 +80,7 @@ class Ledger:
 
 def read_ledger(run_dir: Path, until: float | None = None) -> Ledger:
     """The ledger of a run's folder; of one that still goes on, as far as its last report or until a time."""
-    return make_ledger(read_events(run_dir), read_metrics(run_dir), until)
+    return make_ledger(read_events(run_dir), iterate_metrics(run_dir), until)
 
 
 @dataclass
@@ -107,6 +107,10 @@ class _Start:
     """Of the time before it failed, that in which nothing happened."""
     kept_step: int | None = None
     """What was lost: the steps after this one. None where nothing was, or where it is among the forgotten."""
+    told_s: float = 0.0
+    """Of one worker's time, what reports tell of."""
+    reported: float = 0.0
+    """When the last report came."""
 
     @property
     def is_lost(self) -> bool:
@@ -115,21 +119,23 @@ class _Start:
 
 
 def make_ledger(
-    events: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]], until: float | None = None
+    events: Sequence[Mapping[str, Any]], reports: Iterable[Mapping[str, Any]], until: float | None = None
 ) -> Ledger:
-    """The ledger of these events and reports, as they are read from a run's folder."""
-    reports = [report for report in reports if _number(report.get("time")) is not None]
+    """The ledger of these events and reports, as they are read from a run's folder; reports may be millions."""
     starts = _starts(events)
     booked = dict.fromkeys(CATEGORIES, 0.0)
+    for report in reports:
+        if (when := _number(report.get("time"))) is not None:
+            place = bisect.bisect_right(starts, when, key=lambda start: start.told) - 1
+            if place >= 0:
+                _book_report(booked, starts[place], report, when)
     for number, start in enumerate(starts):
         is_last = number == len(starts) - 1
-        next_told = math.inf if is_last else starts[number + 1].told
-        own = [report for report in reports if start.told <= report["time"] < next_told]
         if start.ended_by in (None, "vanished"):
-            start.ends = max([start.ends, *(report["time"] for report in own)])
+            start.ends = max(start.ends, start.reported)
         if is_last and start.ended_by is None and until is not None:
             start.ends = max(start.ends, until)
-        _book(booked, start, own)
+        _book_rest(booked, start)
     return Ledger(booked, sum(start.world_size * max(start.ends - start.begins, 0.0) for start in starts))
 
 
@@ -181,20 +187,23 @@ def _begin(event: Mapping[str, Any], earlier: _Start | None, asked: float | None
     )
 
 
-def _book(booked: dict[str, float], start: _Start, reports: Sequence[Mapping[str, Any]]) -> None:
-    """What the workers of one start did."""
+def _book_report(booked: dict[str, float], start: _Start, report: Mapping[str, Any], when: float) -> None:
+    """What the workers did between one report and the next."""
+    is_lost = start.kept_step is not None and report["step"] > start.kept_step
+    start.told_s += _add(booked, start, report.get("seconds"), is_lost=is_lost)
+    start.reported = max(start.reported, when)
+
+
+def _book_rest(booked: dict[str, float], start: _Start) -> None:
+    """What they did that no report tells of."""
     size = start.world_size
     booked[start.before] += size * max(start.clock - start.begins, 0.0)
-    told_s = 0.0
-    for report in reports:
-        is_lost = start.kept_step is not None and report["step"] > start.kept_step
-        told_s += _add(booked, start, report.get("seconds"), is_lost=is_lost)
     for seconds in start.forgotten:
-        told_s += _add(booked, start, seconds, is_lost=True)
+        start.told_s += _add(booked, start, seconds, is_lost=True)
     if start.closing is not None:
         _add(booked, start, start.closing, is_lost=start.is_lost)
     elif start.is_lost:  # what came after the last report went with the workers
-        left_s = max(start.ends - start.clock - told_s, 0.0)
+        left_s = max(start.ends - start.clock - start.told_s, 0.0)
         idle_s = min(start.still_s, left_s)
         booked["idle"] += size * idle_s
         booked["recomputed"] += size * (left_s - idle_s)

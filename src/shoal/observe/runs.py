@@ -6,6 +6,7 @@ import math
 import shlex
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,14 @@ def _last_written(path: Path) -> float:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that are reports."""
-    records = read_json_lines(path / "metrics.jsonl")
-    return [record for record in records if _is_count(record.get("step")) and isinstance(record.get("metrics"), dict)]
+    return list(iterate_metrics(path))
+
+
+def iterate_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The same, one after the other."""
+    for record in read_json_lines(path / "metrics.jsonl"):
+        if _is_count(record.get("step")) and isinstance(record.get("metrics"), dict):
+            yield record
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

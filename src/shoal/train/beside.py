@@ -1,5 +1,7 @@
 """What watches a run besides its folder and its terminal. Nothing of it can stop the run, or hold it up."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,9 @@ from shoal.train.track import Tracking, start_tracking
 
 if TYPE_CHECKING:
     from shoal.observe.prometheus.endpoint import Server
+
+
+_LOOK_EVERY_S = 0.1
 
 
 class Beside:
@@ -46,13 +51,26 @@ class Beside:
         if self.is_first:
             self._tracking = start_tracking(self.run_dir, self.recipe.track, warn)
 
-    def conclude(self, observer: Observer) -> None:
-        """The run is over, and its folder says so."""
+    def conclude(self, observer: Observer, alive: Callable[[], object]) -> None:
+        """The run is over, and its folder says so. `alive` is called again and again: this may take a while, and a
+        launcher must not take it for a hang. Ctrl-C ends the wait."""
         if not self.is_first:
             return
+        words: list[str] = []
+        concluding = threading.Thread(target=self._conclude, args=(words,), name="conclude", daemon=True)
+        concluding.start()
+        try:
+            while concluding.is_alive():
+                concluding.join(_LOOK_EVERY_S)
+                alive()
+        except KeyboardInterrupt:
+            words.append(f"not waited for; shoal report {self.run_dir} and shoal track {self.run_dir} do the rest")
+        for message in words:
+            observer.event("warning", {"message": message})
+
+    def _conclude(self, words: list[str]) -> None:
         from shoal.observe.report import write_report
 
-        words = []
         try:
             write_report(self.run_dir)
         except Exception as error:  # noqa: BLE001 - a page less, and the run is what it is
@@ -60,8 +78,6 @@ class Beside:
         if self._tracking is not None:
             words += self._tracking.finish()
             self._tracking = None
-        for message in words:
-            observer.event("warning", {"message": message})
 
     def close(self) -> None:
         """However the run ends; a process that tells trackers ends by itself when this one is gone."""

@@ -8,7 +8,7 @@ from typing import Any
 from shoal.observe.ledger import make_ledger
 from shoal.observe.phases import STEPPING
 from shoal.observe.run_folder import event_record
-from shoal.observe.runs import read_events, read_metrics, resume_command
+from shoal.observe.runs import iterate_metrics, read_events, resume_command
 from shoal.observe.verdict import Verdict
 from shoal.train.training import Training
 
@@ -65,7 +65,7 @@ def _judged(run: Training, origin: Origin, status: str, seconds: dict[str, float
     # As if the end were written already, with what has passed since the last report.
     left = {phase: total - run.clock.reported_s.get(phase, 0.0) for phase, total in run.clock.total_s.items()}
     end = event_record(status, {"step": run.state.step, "seconds": left})
-    ledger = make_ledger([*read_events(origin.run_dir), end], read_metrics(origin.run_dir))
+    ledger = make_ledger([*read_events(origin.run_dir), end], iterate_metrics(origin.run_dir))
     price = run.recipe.cluster.price_per_hour
     cost = {name: round(money, 4) for name, money in ledger.cost(price).items()} if price is not None else None
     return {

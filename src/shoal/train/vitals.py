@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from shoal.core.group import Group
 from shoal.observe import system
@@ -21,8 +22,8 @@ _AS_OFTEN_AS = 64
 class Told:
     """What came of one exchange; the same on every worker."""
 
-    own: list[list[float]]
-    """What each worker gave, by rank."""
+    own: torch.Tensor
+    """What each worker gave, a row a rank."""
     seconds: dict[str, float]
     """Seconds by phase since the last exchange, the mean over the workers."""
     workers: Workers | None
@@ -30,7 +31,26 @@ class Told:
 
     def sums(self) -> list[float]:
         """What the workers gave, added up."""
-        return [sum(values) for values in zip(*self.own, strict=True)]
+        return [float(total) for total in self.own.sum(0).tolist()]
+
+
+@dataclass
+class _Spent:
+    """What the workers spent over some time."""
+
+    seconds: torch.Tensor | None = None
+    """A row a rank, a column a phase."""
+    ahead_s: float = 0.0
+    """For how long hosts waited for their GPUs: the mean over the workers."""
+
+    def add(self, seconds: torch.Tensor, ahead_s: float) -> None:
+        self.seconds = seconds.clone() if self.seconds is None else self.seconds + seconds
+        self.ahead_s += ahead_s
+
+    def verdict(self, around: Circumstances) -> Verdict:
+        rows = [] if self.seconds is None else self.seconds.tolist()
+        workers = [dict(zip(PHASES, row, strict=True)) for row in rows]
+        return judge(workers, around, self.ahead_s if around.is_gpu else None)
 
 
 @dataclass
@@ -45,12 +65,9 @@ class Vitals:
     workers_every_s: float = 10.0
     ahead_s: float = 0.0
     """For how long this host has waited for its GPU since the last exchange."""
-    totals: list[dict[str, float]] = field(default_factory=list)
-    """Seconds by phase of each worker since this start, as far as was told."""
-    total_ahead_s: float = 0.0
-    """Of rank 0's host and those of the others, the mean."""
-    _since_line: list[dict[str, float]] = field(default_factory=list)
-    _ahead_since_line_s: float = 0.0
+    _in_all: _Spent = field(default_factory=_Spent)
+    """Since this start, as far as was told."""
+    _since_line: _Spent = field(default_factory=_Spent)
     _line_at: float = field(default_factory=time.monotonic)
     _asked_at: float = -math.inf
     _uses: list[float] = field(default_factory=lambda: [math.nan] * len(system.NAMES))
@@ -63,15 +80,13 @@ class Vitals:
         if self.system is not None:
             numbers += self._ask_system()
         everybody = self.group.gather_numbers(numbers)
-        first, phases = len(own), len(own) + 1
-        given = [numbers[:first] for numbers in everybody]
-        by_rank = [dict(zip(PHASES, numbers[phases : phases + len(PHASES)], strict=True)) for numbers in everybody]
-        ahead_s = math.fsum(numbers[first] for numbers in everybody) / len(everybody)
-        self.total_ahead_s += ahead_s
-        self._ahead_since_line_s += ahead_s
-        self.totals = _added(self.totals, by_rank)
-        self._since_line = _added(self._since_line, by_rank)
-        return Told(given, _mean(by_rank), self._line([numbers[phases + len(PHASES) :] for numbers in everybody]))
+        first = len(own) + 1
+        spent, uses = everybody[:, first : first + len(PHASES)], everybody[:, first + len(PHASES) :]
+        means = everybody[:, len(own) : first + len(PHASES)].mean(0).tolist()
+        for total in (self._in_all, self._since_line):
+            total.add(spent, means[0])
+        mean_s = {phase: round(value, 6) for phase, value in zip(PHASES, means[1:], strict=True) if value > 0}
+        return Told(everybody[:, : len(own)], mean_s, self._line(uses))
 
     def _ask_system(self) -> list[float]:
         """Not at every report: between two, a worker uses what it used."""
@@ -87,40 +102,29 @@ class Vitals:
     def _every_s(self) -> float:
         return self.workers_every_s * max(1.0, self.group.world_size / _AS_OFTEN_AS)
 
-    def _line(self, uses: list[list[float]]) -> Workers | None:
+    def _line(self, uses: torch.Tensor) -> Workers | None:
         passed_s = time.monotonic() - self._line_at
         if self.system is None or self.group.rank != 0 or passed_s < self._every_s:
             return None
-        since, self._since_line, self._line_at = self._since_line, [], time.monotonic()
-        ahead_s, self._ahead_since_line_s = self._ahead_since_line_s, 0.0
-        verdict = judge(since, self.around, ahead_s if self.around.is_gpu else None)
-        named = {phase: [round(seconds[phase], 5) for seconds in since] for phase in PHASES}
-        used = {name: [_known(values[number]) for values in uses] for number, name in enumerate(system.NAMES)}
+        since, self._since_line, self._line_at = self._since_line, _Spent(), time.monotonic()
+        assert since.seconds is not None
+        by_phase = dict(zip(PHASES, since.seconds.T.tolist(), strict=True))
+        by_name = {
+            name: [_known(value) for value in column]
+            for name, column in zip(system.NAMES, uses.T.tolist(), strict=True)
+        }
+        verdict = since.verdict(self.around)
         return Workers(
             over_s=round(passed_s, 3),
-            seconds={phase: seconds for phase, seconds in named.items() if any(seconds)},
-            system={name: values for name, values in used.items() if any(value is not None for value in values)},
+            seconds={phase: [round(value, 5) for value in values] for phase, values in by_phase.items() if any(values)},
+            system={name: values for name, values in by_name.items() if any(value is not None for value in values)},
             bottleneck=verdict.bottleneck,
             verdict=str(verdict),
         )
 
     def verdict(self) -> Verdict:
         """On all the time since this start, as far as was told."""
-        return judge(self.totals, self.around, self.total_ahead_s if self.around.is_gpu else None)
-
-
-def _added(before: list[dict[str, float]], new: list[dict[str, float]]) -> list[dict[str, float]]:
-    if not before:
-        return [dict(seconds) for seconds in new]
-    return [
-        {phase: mine[phase] + seconds for phase, seconds in now.items()} for mine, now in zip(before, new, strict=True)
-    ]
-
-
-def _mean(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of phases that took time."""
-    means = {phase: math.fsum(seconds[phase] for seconds in by_rank) / len(by_rank) for phase in PHASES}
-    return {phase: round(seconds, 6) for phase, seconds in means.items() if seconds > 0}
+        return self._in_all.verdict(self.around)
 
 
 def _known(value: float) -> float | None:

@@ -168,10 +168,10 @@ def _run_watched(
         summary = _run(run, request, folder, process, restored, saver)
     except Exception:
         if not request.supervised:  # else the launcher says how it ended
-            beside.conclude(run.observer)
+            beside.conclude(run.observer, request.stop)
         raise
     if summary["ended_by"] not in ("preemption", "resize"):  # after which the run goes on, elsewhere and soon
-        beside.conclude(run.observer)
+        beside.conclude(run.observer, request.stop)
     return summary
 
 
