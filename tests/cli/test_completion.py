@@ -13,6 +13,7 @@ from shoal.checkpoint.section import CheckpointSection
 from shoal.cli.completing import override_fields
 from shoal.cli.main import run
 from shoal.recipe.load import load_recipe, shipped_recipes
+from tests.cli.test_main import COMMANDS
 from tests.tiny import TINY
 
 BIN = Path(sys.executable).parent
@@ -65,7 +66,7 @@ def test_bash_offers_commands_recipes_fields_and_runs(here: Path) -> None:
         "shoal train --resume ",
         "shoal train --re",
     )
-    assert commands == ["train", "plan", "submit", "runs", "checkpoints", "data", "drill", "bench", "completion"]
+    assert commands == list(COMMANDS)
     assert set(recipes) >= {*shipped_recipes(), "train.global_batch=", "optim.lr=", "model="}
     assert fields == ["optim.lr="]
     assert sections == [f"checkpoint.{name}=" for name in CheckpointSection.model_fields]

@@ -91,6 +91,37 @@ class FakeDevice:
         self.done = self.told
 
 
+class BrokenDevice(FakeDevice):
+    """One that has failed, and says so to whoever asks."""
+
+    def wait(self) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_has_failed_does_not_keep_the_end_of_a_run_from_being_told() -> None:
+    device = BrokenDevice()
+    clock = Clock(device)
+    device.compute(1.0)
+    clock.lap("forward")
+    device.done = 1.0
+    clock.settle()
+    clock.lap("backward")
+    clock.finish()
+    assert clock.since_report() == {"forward": 1.0}
+    clock.lap("end")
+    clock.finish()
+
+
+def test_marks_do_not_pile_up_where_reports_are_far_apart() -> None:
+    device = FakeDevice()
+    clock = Clock(device)
+    for _ in range(5000):
+        device.compute(0.001)
+        device.wait()
+        clock.lap("forward")
+    assert device.in_use < 1100
+
+
 def test_with_a_device_the_phases_are_those_of_the_device() -> None:
     device = FakeDevice()
     clock = Clock(device)

@@ -112,6 +112,30 @@ def test_the_time_between_two_sessions_is_nobodys() -> None:
     assert booked(events, reports) == {"useful": 20.0, "startup": 8.0}
 
 
+def test_a_run_of_an_earlier_version_that_was_resumed_the_next_day() -> None:
+    old = [
+        event(100.0, "start", world_size=4),
+        event(200.0, "interrupted", step=10),
+        event(90_000.0, "start", world_size=4, step=10),
+        event(90_100.0, "done"),
+    ]
+    ledger = make_ledger(old, [])
+    assert ledger.worker_s == 800.0 and ledger.seconds["restart"] == 0.0
+
+
+def test_a_launcher_whose_clock_is_ahead_makes_no_time() -> None:
+    """Rank 0 announces a start before the launcher, by its own clock, has lost the one before."""
+    events = [
+        start(100.0, 100.0),
+        event(160.0, "failure"),
+        event(160.0, "restart"),
+        start(120.0, 100.0, clock=119.0),
+        event(180.0, "done", seconds={}),
+    ]
+    ledger = make_ledger(events, [report(180.0, 10, forward=60.0)])
+    assert ledger.unaccounted_s > -0.01 * ledger.worker_s
+
+
 def test_a_run_that_vanished_with_its_launcher_ends_with_its_last_sign_of_life() -> None:
     events = [
         start(105.0, 100.0, world_size=1),

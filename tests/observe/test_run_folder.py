@@ -87,6 +87,15 @@ def test_going_on_from_a_step_forgets_the_reports_after_it(tmp_path: Path) -> No
     assert event["until"] == 104.0 and event["seconds"] == {"data": 0.2}, "what went into them stays known"
 
 
+def test_a_line_that_a_crash_cut_short_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    write_reports(tmp_path / "run", 1)
+    for name in ("events.jsonl", "workers.jsonl"):
+        (tmp_path / "run" / name).write_text('{"time": 1.0, "ev')
+    write_reports(tmp_path / "run", resumed_step=0)
+    for name in ("events.jsonl", "workers.jsonl"):
+        assert (tmp_path / "run" / name).read_text().startswith('{"time": 1.0, "ev\n')
+
+
 def test_a_report_that_tells_of_each_worker_is_a_line_of_its_own_besides(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.open(None)

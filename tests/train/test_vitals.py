@@ -70,6 +70,19 @@ def test_a_line_comes_every_so_many_seconds_and_less_often_with_many_workers() -
     assert many._every_s == 100.0
 
 
+class BrokenWatch(SystemWatch):
+    def ask(self) -> dict[str, float]:
+        raise OSError(24, "Too many open files")
+
+
+def test_a_machine_that_cannot_be_asked_ends_no_run() -> None:
+    clock = Clock()
+    vitals = Vitals(Group(), clock, system=BrokenWatch(), workers_every_s=0.0)
+    clock.lap("forward")
+    line = vitals.exchange(1.0).workers
+    assert line is not None and line.system == {} and "forward" in line.seconds
+
+
 def test_without_a_watch_there_are_no_lines_and_seconds_all_the_same() -> None:
     clock = Clock()
     vitals = Vitals(Group(), clock, workers_every_s=0.0)

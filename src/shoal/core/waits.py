@@ -14,8 +14,9 @@ from torch.distributed import _functional_collectives as functional
 def noticed(begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
     """Call `begin` and `end` around every wait for a message of this thread's, or of those that go backward for it.
 
-    Every way to wait in Python ends in one of two functions of PyTorch's, and it has no hook there; so they are wrapped
-    for as long as a run trains. What DistributedDataParallel waits for in C++ is not seen here.
+    On a host, every way to wait in Python ends in one of two functions of PyTorch's, and it has no hook there; so they
+    are wrapped for as long as a run trains. Not seen here is what DistributedDataParallel waits for in C++, and what a
+    stream of a GPU waits for by itself, as FSDP has it do.
     """
     owner = threading.get_ident()
     of_work: Any = dist.Work.wait

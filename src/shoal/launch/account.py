@@ -145,10 +145,13 @@ class Account:
             "goodput": round(ledger.goodput, 4),
             "bottleneck": last.get("bottleneck", "unknown"),
             "verdict": last.get("verdict", "unknown, because the workers did not end by themselves"),
-            "ledger": ledger.to_record(),
+            "ledger": ledger.to_record(self.prepared.loaded.recipe.cluster.price_per_hour),
         }
 
     def _write(self, summary: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the disk may be what failed
             RunFolder(self.run_dir).write_summary(summary)
+        try:
             write_report(self.run_dir)
+        except Exception as error:  # noqa: BLE001 - a page less, and how the run ended is told all the same
+            self.note("warning", {"message": f"report.html could not be written: {error}"})

@@ -72,5 +72,8 @@ class RayMetrics:
 
     def _tell_ray(self) -> None:
         while not self._closed.wait(_EVERY_S):
-            for sample in self.exposition.samples():
-                self._gauges[sample.name].set(sample.value, dict(sample.labels))
+            try:
+                for sample in self.exposition.samples():
+                    self._gauges[sample.name].set(sample.value, dict(sample.labels))
+            except Exception as error:  # noqa: BLE001 - the next time may be better
+                _LOG.warning("metrics could not be told to Ray: %s", error)

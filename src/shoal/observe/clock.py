@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from shoal.observe.phases import STEPPING
 
+_MOST_PENDING = 1000
+"""Points that wait to be taken in, where reports are far apart."""
+
 
 class Marks(Protocol):
     """Points in the time of a device, which are reached later than the host passes by."""
@@ -80,6 +83,8 @@ class Clock:
                 self._pending.append((mark, "comm" if is_wait and phase in STEPPING else phase))
             self._open.clear()
             self._pending.append((self._marks.mark(), phase))
+            if len(self._pending) > _MOST_PENDING:
+                self.settle()
 
     def lap_within(self, phase: str) -> None:
         """A lap inside of what a strategy does, where anybody wants to know."""
@@ -107,15 +112,20 @@ class Clock:
         marks = self._marks
         while marks is not None and self._pending and marks.is_reached(self._pending[0][0]):
             mark, phase = self._pending.popleft()
-            self.total_s[phase] = self.total_s.get(phase, 0.0) + marks.seconds(self._last_mark, mark)
+            self.total_s[phase] = self.total_s.get(phase, 0.0) + max(marks.seconds(self._last_mark, mark), 0.0)
             marks.let_go(self._last_mark)
             self._last_mark = mark
 
     def finish(self) -> None:
-        """Wait for the device, and take in all."""
-        if self._marks is not None:
+        """Wait for the device, and take in all; of one that has failed, what is known."""
+        if self._marks is None:
+            return
+        try:
             self._marks.wait()
             self.settle()
+        except RuntimeError:  # after some errors a GPU answers nothing else; the error itself is on its way to the user
+            self._marks = None
+            self._pending.clear()
 
     def since_report(self) -> dict[str, float]:
         """Seconds by phase since this was last called."""

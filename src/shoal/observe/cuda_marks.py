@@ -8,12 +8,13 @@ class CudaMarks:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream = torch.cuda.current_stream(device)
         self._free: list[torch.cuda.Event] = []
 
     def mark(self) -> torch.cuda.Event:
-        """On the stream that is current here, which is the one that computes."""
+        """On the stream that computes, whichever is current here: some strategies wait for others on another."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(self._stream)
         return event
 
     def is_reached(self, mark: torch.cuda.Event) -> bool:

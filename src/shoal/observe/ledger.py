@@ -68,13 +68,17 @@ class Ledger:
         money = {name: seconds / 3600 * price_per_hour for name, seconds in self.seconds.items()}
         return money | {"total": self.worker_s / 3600 * price_per_hour}
 
-    def to_record(self) -> dict[str, Any]:
-        """As it is written."""
+    def to_record(self, price_per_hour: float | None = None) -> dict[str, Any]:
+        """As it is written; with what it cost, where there is a price."""
+        priced = {}
+        if price_per_hour is not None:
+            priced["cost"] = {name: round(money, 4) for name, money in self.cost(price_per_hour).items()}
         return {
             "worker_s": round(self.worker_s, 3),
             "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
             "unaccounted_s": round(self.unaccounted_s, 3),
             "goodput": round(self.goodput, 4),
+            **priced,
         }
 
 
@@ -147,7 +151,8 @@ def _starts(events: Sequence[Mapping[str, Any]]) -> list[_Start]:
         name, when = event["event"], event["time"]
         if name == "start":
             was_asked, asked = asked, _number(event.get("asked"))
-            found.append(_begin(event, found[-1] if found and asked == was_asked else None, asked))
+            is_same = bool(found) and asked is not None and asked == was_asked
+            found.append(_begin(event, found[-1] if is_same else None, asked))
         if not found:
             continue
         current = found[-1]
@@ -175,11 +180,11 @@ def _begin(event: Mapping[str, Any], earlier: _Start | None, asked: float | None
     """`earlier`: the start before it in the same session."""
     told, size = event["time"], event.get("world_size")
     clock = _number(event.get("clock"))
-    begins = earlier.ends if earlier is not None else told if asked is None else asked
+    begins = min(earlier.ends if earlier is not None else told if asked is None else asked, told)
     return _Start(
         told=told,
         world_size=size if isinstance(size, int) and size > 0 else 1,
-        begins=min(begins, told),
+        begins=begins,
         clock=told if clock is None else max(clock, begins),
         before="startup" if earlier is None else "restart",
         step=int(_number(event.get("step")) or 0),

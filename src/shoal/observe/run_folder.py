@@ -80,10 +80,8 @@ class RunFolder:
         for record in read_json_lines(path):
             (kept if _step_of(record) <= step else dropped).append(record)
         write_atomically(path, "".join(to_json_line(record) + "\n" for record in kept))
-        events = self.path / "events.jsonl"
-        if events.exists() and (content := events.read_bytes()) and not content.endswith(b"\n"):
-            with events.open("a", encoding="utf-8") as file:
-                file.write("\n")
+        for name in ("events.jsonl", "workers.jsonl"):
+            _end_last_line(self.path / name)
         return _lost(dropped, step) if dropped else None
 
     def report(self, report: Report) -> None:
@@ -182,6 +180,15 @@ def _append(descriptor: int, content: bytes) -> bool:
 def event_record(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A line of events.jsonl; the time is now, unless it is given."""
     return {"time": time.time(), "event": name, **fields}
+
+
+def _end_last_line(path: Path) -> None:
+    """What is written after a line that a crash cut short must not be taken for its end."""
+    if path.exists() and (size := path.stat().st_size):
+        with path.open("r+b") as file:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
 
 def _lost(reports: list[dict[str, Any]], after_step: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from shoal.core.errors import UserError
+from shoal.core.secrets import scrubbed
 from shoal.core.section import nearest
 from shoal.core.storage import expand_home, is_checkpoint, read_json_lines
 
@@ -106,7 +107,7 @@ def read_run(
         report_s = _seconds(record)
     started = events[0]["time"] if events else path.stat().st_mtime
     written = _last_written(path)
-    recipe = _read_recipe(path / "recipe.yaml")
+    recipe = scrubbed(_read_recipe(path / "recipe.yaml"))
     last_event = next((e["event"] for e in reversed(events) if e["event"] in _ENDED | {"start"}), "start")
     if last_event in _ENDED:
         status, step = summary.get("status", last_event), summary.get("step", reported_step)

@@ -33,7 +33,6 @@ class SystemWatch:
         self._gpu = _Gpu(gpu) if gpu is not None else None
         self._asked = time.monotonic()
         self._before = _counters()
-        self._cores = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def ask(self) -> dict[str, float]:
@@ -46,11 +45,8 @@ class SystemWatch:
             if name in self._before
         }
         self._asked, self._before = now, counters
-        found = {
-            "memory_bytes": float(_read("/proc/self/statm").split()[1]) * self._page_bytes,
-            "host_memory_used": _host_memory_used(),
-        }
-        return found | rates | (self._gpu.ask() if self._gpu is not None else {})
+        found = {"memory_bytes": float(_read("/proc/self/statm").split()[1]) * self._page_bytes}
+        return found | _host_memory_used() | rates | (self._gpu.ask() if self._gpu is not None else {})
 
 
 def _read(path: str) -> str:
@@ -98,10 +94,12 @@ def _children_cpu_s() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _host_memory_used() -> float:
+def _host_memory_used() -> dict[str, float]:
     rows = dict(line.split(":") for line in _read("/proc/meminfo").splitlines()[:5])
+    if not {"MemTotal", "MemAvailable"} <= rows.keys():
+        return {}
     total, free = (float(rows[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    return 1.0 - free / total
+    return {"host_memory_used": 1.0 - free / total}
 
 
 class _Gpu:

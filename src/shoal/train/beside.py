@@ -1,6 +1,7 @@
 """What watches a run besides its folder and its terminal. Nothing of it can stop the run, or hold it up."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 
 _LOOK_EVERY_S = 0.1
+_PAGE_S = 300.0
+"""How long a page may take: seconds, even for a run of a million reports, unless the disk hangs."""
 
 
 class Beside:
@@ -39,7 +42,10 @@ class Beside:
         if self.is_first and port is not None:
             from shoal.observe.prometheus.endpoint import serve_or_warn
 
-            self._exposition.begin(self.run_dir)
+            try:
+                self._exposition.begin(self.run_dir)
+            except Exception as error:  # noqa: BLE001 - counters begin anew, and the run goes on
+                observer.event("warning", {"message": f"metrics of earlier starts could not be read: {error}"})
             self._server = serve_or_warn(self._exposition, host, port, observer)
 
     def follow(self, observer: Observer) -> None:
@@ -51,20 +57,21 @@ class Beside:
         if self.is_first:
             self._tracking = start_tracking(self.run_dir, self.recipe.track, warn)
 
-    def conclude(self, observer: Observer, alive: Callable[[], object]) -> None:
-        """The run is over, and its folder says so. `alive` is called again and again: this may take a while, and a
-        launcher must not take it for a hang. Ctrl-C ends the wait."""
+    def conclude(self, observer: Observer, stop: Callable[[], str | None]) -> None:
+        """The run is over, and its folder says so. `stop` is asked again and again: this may take a while, a launcher
+        must not take it for a hang, and whoever asks to stop now does not want to wait."""
         if not self.is_first:
             return
         words: list[str] = []
+        before = stop()
         concluding = threading.Thread(target=self._conclude, args=(words,), name="conclude", daemon=True)
         concluding.start()
-        try:
-            while concluding.is_alive():
-                concluding.join(_LOOK_EVERY_S)
-                alive()
-        except KeyboardInterrupt:
-            words.append(f"not waited for; shoal report {self.run_dir} and shoal track {self.run_dir} do the rest")
+        deadline = time.monotonic() + _PAGE_S + self.recipe.track.wait_s
+        while concluding.is_alive():
+            concluding.join(_LOOK_EVERY_S)
+            if stop() != before or time.monotonic() > deadline:
+                words.append(f"not waited for; shoal report {self.run_dir} and shoal track {self.run_dir} do the rest")
+                break
         for message in words:
             observer.event("warning", {"message": message})
 

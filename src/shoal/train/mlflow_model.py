@@ -2,15 +2,16 @@
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import UserError
-from shoal.core.secrets import scrub
+from shoal.core.secrets import scrubbed
 from shoal.core.version import VERSION
 from shoal.observe.runs import read_events
-from shoal.observe.track.progress import Progress
+from shoal.observe.track.progress import FOLDER, Progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.checkpoint.manifest import CheckpointInfo
 
 _NAME = "model"
+_COPY = "model-"
 _SPEC, _RECIPE, _WEIGHTS = "data_spec.json", "recipe.yaml", "weights"
 
 
@@ -33,7 +35,10 @@ def log_model(run_dir: Path, client: Any, run_id: str, progress: Progress) -> No
     found, _ = newest_whole(run_dir / "checkpoints")
     if found is None or found.info is None or progress.ids.get("model_step") == found.step:
         return
-    with tempfile.TemporaryDirectory(prefix="shoal-track-") as folder:
+    # Beside the run, where there is room for weights; one that was killed has left its copy.
+    for left in (run_dir / FOLDER).glob(f"{_COPY}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_COPY, dir=run_dir / FOLDER) as folder:
         made = Path(folder) / "model"
         _save(run_dir, found.info, Path(folder) / "data", made)
         _send(client, run_id, made, found.step)
@@ -52,7 +57,7 @@ def _save(run_dir: Path, info: "CheckpointInfo", data: Path, made: Path) -> None
     tree, _ = read_yaml(run_dir / "recipe.yaml")
     # What the model is, and nothing else: paths and addresses are not for whoever loads it.
     own: dict[str, Any] = {name: tree[name] for name in ("name", "task", "model") if name in tree}
-    (data / _RECIPE).write_text(scrub(to_yaml(own)), encoding="utf-8")
+    (data / _RECIPE).write_text(to_yaml(scrubbed(own)), encoding="utf-8")
     (data / _SPEC).write_text(json.dumps(_data_spec(run_dir)), encoding="utf-8")
     needs = [f"shoal=={VERSION}", f"torch=={torch.__version__.partition('+')[0]}"]
     about = {"run": run_dir.absolute().name, "step": info.step}

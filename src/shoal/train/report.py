@@ -25,6 +25,7 @@ def evaluate_now(run: Training) -> None:
         run.state.metrics |= metrics
         note_evaluation(run.state, run.recipe.early_stop)
         _tell(run, metrics, run.vitals.exchange())
+        run.clock.lap("report")
     run.state.evaluated_step = run.state.step
 
 

@@ -66,12 +66,10 @@ def _judged(run: Training, origin: Origin, status: str, seconds: dict[str, float
     left = {phase: total - run.clock.reported_s.get(phase, 0.0) for phase, total in run.clock.total_s.items()}
     end = event_record(status, {"step": run.state.step, "seconds": left})
     ledger = make_ledger([*read_events(origin.run_dir), end], iterate_metrics(origin.run_dir))
-    price = run.recipe.cluster.price_per_hour
-    cost = {name: round(money, 4) for name, money in ledger.cost(price).items()} if price is not None else None
     return {
         "goodput": round(ledger.goodput, 4),
         **_verdict(run.vitals.verdict(), seconds).to_record(),
-        "ledger": ledger.to_record() | ({"cost": cost} if cost is not None else {}),
+        "ledger": ledger.to_record(run.recipe.cluster.price_per_hour),
     }
 
 

@@ -33,7 +33,7 @@ _SETTINGS = {
 }
 """For packages that take no arguments: not to wait long, and not to tell their makers."""
 _LOOK_S = 0.5
-_FOR_A_WORD_S = 5.0
+_FOR_A_WORD_S = 25.0
 """How long one that has lost its parent waits for what the launcher has to say of that."""
 _MOST_LOG_BYTES = 5_000_000
 _ATTEMPTS = 3
@@ -130,6 +130,8 @@ def _wait_for_end(run_dir: Path, parent: int) -> bool:
 def _prepare(run_dir: Path, asked: Asked) -> tuple[Callable[[str], None], Callable[[str], str]]:
     """Be modest: others come first for the cores, and this process first when memory runs out."""
     os.nice(10)
+    with contextlib.suppress(OSError):  # the worker may be kept to cores of its own
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     for name, value in _SETTINGS.items():

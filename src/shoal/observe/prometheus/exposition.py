@@ -12,6 +12,9 @@ from shoal.observe.prometheus.samples import samples_of
 from shoal.observe.prometheus.state import RunState
 from shoal.observe.records import Report
 
+_MOST_OFTEN = 20
+_MOST_READ_BYTES = 50_000_000
+"""Of earlier reports, which take some seconds to read."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -21,10 +24,16 @@ class Exposition:
     def __init__(self, run: str = "") -> None:
         self._state = RunState(run)
         self._lock = threading.Lock()
+        self._rendering = threading.Lock()
+        self._rendered = ""
+        self._stale_at = 0.0
 
     def begin(self, run_dir: Path) -> None:
         """Take over what the run's folder tells of earlier starts: failures and restarts happen between two of them.
         For before workers start; nothing is read of a run that is new."""
+        metrics = run_dir / "metrics.jsonl"
+        if metrics.is_file() and metrics.stat().st_size > _MOST_READ_BYTES:
+            return  # it would hold up the start: counters begin anew, as Prometheus knows them to
         if (run_dir / "events.jsonl").is_file():
             before, past = read_past(run_dir)
             with self._lock:
@@ -51,8 +60,14 @@ class Exposition:
         return samples_of(state)
 
     def text(self) -> str:
-        """The same as Prometheus reads it."""
-        return render(self.samples())
+        """The same as Prometheus reads it. With very many workers that takes a while, in which they are held up: so
+        whoever asks again soon gets the same, and it is made for a twentieth of the time at most."""
+        with self._rendering:
+            began = time.monotonic()
+            if began >= self._stale_at:
+                self._rendered = render(self.samples())
+                self._stale_at = began + _MOST_OFTEN * (time.monotonic() - began)
+            return self._rendered
 
 
 def render(samples: Sequence[Sample]) -> str:

@@ -1,5 +1,6 @@
 """The metrics of a run as values: a pure function of what is known of it."""
 
+import functools
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,10 @@ _Values = Iterator[tuple[str, Mapping[str, str], float | None]]
 """Name, labels beside `run`, and value; None where that is not known."""
 
 
+_shown = functools.lru_cache(4096)(scrub)
+"""Labels are the same again and again."""
+
+
 def samples_of(state: RunState, now: float | None = None) -> list[Sample]:
     """Every value that is known, without what must not be seen; nothing before the run has started."""
     if state.started is None:
@@ -23,7 +28,7 @@ def samples_of(state: RunState, now: float | None = None) -> list[Sample]:
     run = {"run": scrub(state.run)}
     found = [*_run(state, now), *_reported(state), *_steps(state), *_by_rank(state)]
     return [
-        Sample(name, run | {key: scrub(text) for key, text in labels.items()}, float(value))
+        Sample(name, run | {key: _shown(text) for key, text in labels.items()}, float(value))
         for name, labels, value in found
         if isinstance(value, int | float)
     ]

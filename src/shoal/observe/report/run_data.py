@@ -4,7 +4,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shoal.core.secrets import scrub
+import yaml
+
+from shoal.core.secrets import scrub, scrubbed
 from shoal.core.version import VERSION
 from shoal.observe.ledger import LABELS
 from shoal.observe.report.facts import checkpoints_of, environment_of, profiles_of
@@ -186,6 +188,16 @@ def _restarts(folder: Folder) -> list[dict[str, Any]]:
 
 def _recipe_text(path: Path) -> str:
     try:
-        return scrub(path.read_text(encoding="utf-8", errors="replace"))[:_LONGEST_RECIPE]
+        return _recipe_without_secrets(path.read_text(encoding="utf-8", errors="replace"))[:_LONGEST_RECIPE]
     except OSError:
         return ""
+
+
+def _recipe_without_secrets(text: str) -> str:
+    """As it stands there; written anew where something has the name of a secret."""
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return scrub(text)
+    hidden = scrubbed(tree)
+    return scrub(text if hidden == tree else yaml.safe_dump(hidden, sort_keys=False))

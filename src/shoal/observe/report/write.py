@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from shoal.core.secrets import scrub
+from shoal.core.secrets import scrubbed
 from shoal.core.storage import to_json_line, write_atomically
 from shoal.observe.report.compare_data import compare_data
 from shoal.observe.report.folder import read_folder
@@ -50,17 +50,6 @@ def inert(data: dict[str, Any]) -> str:
     # to_json_line writes ASCII alone, so the line separators that end a script's string are escaped there.
     text = to_json_line(data)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def scrubbed(value: Any) -> Any:
-    """The same without secrets in any text of it."""
-    if isinstance(value, str):
-        return scrub(value)
-    if isinstance(value, dict):
-        return {scrub(str(name)): scrubbed(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [scrubbed(item) for item in value]
-    return value
 
 
 def _read(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from shoal.core.secrets import scrub
+from shoal.core.secrets import scrub, scrubbed
 from shoal.core.version import VERSION
 from shoal.observe.runs import read_events, read_run
 
@@ -61,7 +61,7 @@ def read_facts(run_dir: Path, is_at_work: bool) -> Facts:
         key=key,
         status=status,
         ended=ended,
-        params={name: scrub(f"{name}={text}").removeprefix(f"{name}=") for name, text in _flat(recipe)},
+        params={name: scrub(f"{name}={text}").removeprefix(f"{name}=") for name, text in _flat(scrubbed(recipe))},
         tags=_tags(status, events, summary),
         events=events,
     )

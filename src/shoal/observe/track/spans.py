@@ -58,9 +58,11 @@ def make_spans(
         end = stop["time"] if stop is not None else ended if after == len(events) else events[after]["time"]
         if count:
             lost = _forgotten(events, starts[count - 1], first)
-            begun = cut if cut is not None else start["time"]
+            begun = cut if cut is not None and _is_one_session(events, starts, count) else start["time"]
             spans.append(_span(key, "restart", count, root, begun, start["time"], lost))
-        asked = start.get("asked") if not count else cut
+        asked = start.get("asked")
+        if count and _is_one_session(events, starts, count):
+            asked = cut
         begun = min(float(asked), start["time"]) if isinstance(asked, int | float) else start["time"]
         last = end if end is not None else float("inf")
         own = [report for report in reports if start["time"] <= _time(report) <= last]
@@ -69,9 +71,16 @@ def make_spans(
     if ended is not None:
         facts = {"restarts": len(starts) - 1, "world_size": events[starts[-1]].get("world_size")}
         beginning = min(span.start for span in spans)
-        failed = next((_words(event) for event in reversed(events) if event["event"] == "failed"), None)
+        last = next((event for event in reversed(events) if event["event"] in ("done", "failed", "interrupted")), None)
+        failed = _words(last) if last is not None and last["event"] == "failed" else None
         spans.append(Span("shoal.run", root, None, beginning, max(ended, beginning), _plain(facts), failed))
     return spans
+
+
+def _is_one_session(events: Sequence[Mapping[str, Any]], starts: Sequence[int], count: int) -> bool:
+    """Whether a start follows the one before it because something failed, and not because somebody resumed the run."""
+    asked = events[starts[count]].get("asked")
+    return asked is None or asked == events[starts[count - 1]].get("asked")
 
 
 def _of_start(

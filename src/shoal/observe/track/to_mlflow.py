@@ -93,7 +93,7 @@ class MlflowSink:
         self._log_artifacts()
         assert facts.ended is not None
         self._client.set_terminated(self._run_id, _STATUS[facts.status], round(facts.ended * 1000))
-        if self._log_model is not None:
+        if self._log_model is not None and facts.status == "done":
             self._log_model(self._client, self._run_id, self._progress)
 
     def close(self) -> None:
@@ -167,17 +167,13 @@ class MlflowSink:
                     text = (self._run_dir / name).read_text(encoding="utf-8", errors="replace")
                 except FileNotFoundError:
                     continue
-                content = self._hide(_scrubbed(name, text)).encode()
+                # A page is made without secrets, and may run only the very script that it was made with.
+                content = (text if name.endswith(".html") else scrub(self._hide(text))).encode()
                 digest = hashlib.sha256(content).hexdigest()
                 if sent.get(name) != digest:
                     (Path(folder) / name).write_bytes(content)
                     self._client.log_artifact(self._run_id, str(Path(folder) / name))
                     sent[name] = digest
-
-
-def _scrubbed(name: str, text: str) -> str:
-    """A page is made without secrets, and its scripts must stay what they are."""
-    return text if name.endswith(".html") else scrub(text)
 
 
 def _some(items: list[Any], count: int) -> Iterator[list[Any]]:
