@@ -17,6 +17,7 @@ import pytest
 from shoal.bench.cluster import free_ports
 from shoal.observe.prometheus.endpoint import Server, serve, serve_or_warn
 from shoal.observe.prometheus.exposition import CONTENT_TYPE, Exposition
+from shoal.observe.prometheus.names import Sample
 from shoal.observe.records import Report
 from shoal.observe.runs import read_events
 from tests.observe.prometheus.servers import train_on_gpus
@@ -59,7 +60,25 @@ def test_it_answers_with_the_newest_values(server: Server, exposition: Expositio
     text, kind = get(server.port)
     assert kind == CONTENT_TYPE and 'shoal_run_step{run="gpt2-on-gpus"} 50.0' in text
     exposition.tick(51)
-    assert 'shoal_run_step{run="gpt2-on-gpus"} 51.0' in get(server.port, "/metrics?x=1")[0]
+    deadline = time.monotonic() + 20
+    while 'shoal_run_step{run="gpt2-on-gpus"} 51.0' not in get(server.port, "/metrics?x=1")[0]:
+        assert time.monotonic() < deadline, "it is made anew every so often"
+
+
+def test_whoever_asks_without_end_takes_little_time_of_the_training(exposition: Exposition) -> None:
+    made = 0
+
+    def counted() -> list[Sample]:
+        nonlocal made
+        made += 1
+        time.sleep(0.02)  # as with very many workers
+        return []
+
+    exposition.samples = counted  # type: ignore[method-assign]
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        exposition.text()
+    assert 1 <= made <= 4
 
 
 def test_it_has_nothing_else(server: Server) -> None:
