@@ -38,6 +38,7 @@ def recipe_cases() -> list[Case]:
         Case("train digits optim.lrr=1", ("optim.lrr: unknown key", "did you mean optim.lr?")),
         Case("train digits early_stop.patiance=1", ("early_stop.patiance: unknown key; did you mean early_stop.patience?",)),
         Case("train digits observe.profile.stepz=1", ("observe.profile.stepz: unknown key; did you mean",)),
+        Case("train digits --dry-run track.mlflow.uri=http://me:x@h", ("track.mlflow.uri: holds a password",)),
         Case("train digits optimm.lr=1", ("optimm: unknown key", "did you mean optim?")),
         Case("train digits model.chanels=[8]", ("model.chanels: unknown key", "model.channels")),
         Case("train digits data.dir=x", ("data.dir: unknown key", "val_fraction")),

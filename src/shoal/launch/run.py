@@ -49,6 +49,7 @@ def prepare(
         prepared = _prepare_resume(str(resume), overrides)
     else:
         loaded = load_recipe(sources, overrides)
+        check_tracking(loaded, is_here=False)  # what only a machine that trains can tell comes later
         prepared = Prepared(loaded, expand_home(run_dir) if run_dir is not None else new_run_dir(loaded.recipe.name))
     if under_torchrun():
         from shoal.launch.torchrun import as_many_as_started

@@ -27,7 +27,8 @@ class ObserveSection(Section):
     """A line in workers.jsonl, on every worker by itself, at most every so many seconds; with more than 64 workers,
     less often by as much."""
     phases: bool = True
-    """Say where the time of a step goes and what each worker uses of its machine. false: the whole step is one."""
+    """Say what the passes and communication take by themselves, and what each worker does and uses of its machine.
+    false: forward, backward and communication as one, and no workers.jsonl."""
     metrics_port: Annotated[int, Field(ge=0, lt=65536)] | None = None
     """Serve metrics for Prometheus at this port, 0 for any free one; null: not at all. On Ray, its own metrics agent
     tells them in any case."""

@@ -163,6 +163,8 @@ def _more_compute(around: Circumstances) -> str:
         untried.append("train.precision=bf16")
     if around.is_gpu and not around.compiles:
         untried.append("train.compile=true")
+    if not around.is_gpu:
+        return "as it should be; more workers or a GPU make it faster"
     return f"as it should be; {' and '.join(untried)} or more workers make it faster" if untried else "as it should be"
 
 

@@ -67,18 +67,19 @@ def read_asked(run_dir: Path, overrides: Iterable[str] = ()) -> Asked:
     return Asked(section, lambda text: scrub(hide_values(text, values, references)))
 
 
-def check_tracking(loaded: LoadedRecipe) -> None:
-    """Before a training starts: `UserError` where a package is missing, or a secret stands in the recipe."""
+def check_tracking(loaded: LoadedRecipe, is_here: bool = True) -> None:
+    """Before a training starts: `UserError` where a secret stands in the recipe or, if it trains here, where a package
+    is missing."""
     tree = restore_references(loaded.recipe.model_dump(mode="json"), loaded.references)
-    _check(loaded.recipe.track, tree)
+    _check(loaded.recipe.track, tree, is_here)
 
 
-def _check(section: TrackSection, tree: Tree) -> None:
+def _check(section: TrackSection, tree: Tree, is_here: bool = True) -> None:
     for path, text in _texts(tree.get("track"), "track"):
         is_header = path.startswith("track.otlp.headers.") and _TELLING.search(path.rpartition(".")[2])
         if _PASSWORD.search(text) or (is_header and "${env:" not in text):
             raise UserError(f"{path}: holds a password; write ${{env:NAME}} in its place, and export NAME")
-    for name in section.sinks:
+    for name in section.sinks if is_here else ():
         for package in _PACKAGES[name]:
             if not _is_installed(package):
                 raise UserError(f"track.{name}: needs {package}: pip install 'shoal[{name}]'")

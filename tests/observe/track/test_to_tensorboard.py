@@ -42,12 +42,12 @@ def test_another_process_goes_on_in_another_file(tmp_path: Path) -> None:
         sink.tell(read_facts(folder, is_at_work=True))
         sink.log([Point("a", float(step), step, 100.0 + step) for step in steps])
         sink.close()
-    assert len(list((tmp_path / "elsewhere").iterdir())) == 2
+    assert len(list((tmp_path / "elsewhere" / "run").iterdir())) == 2, "a folder is a run to TensorBoard"
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
     shown = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "elsewhere"))
     shown.Reload()
-    assert [event.step for event in shown.Scalars(".", "a")] == [1, 2, 3, 4]
+    assert [event.step for event in shown.Scalars("run", "a")] == [1, 2, 3, 4]
 
 
 def test_a_full_disk_is_told_of_and_what_it_took_can_be_read(small_disk: Path) -> None:

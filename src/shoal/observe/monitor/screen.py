@@ -41,6 +41,7 @@ def show_once(watch: RunWatch, console: Console) -> None:
     watch.poll()
     facts = facts_of(watch)
     width, height = console.size if console.is_terminal else _size_asked_for()
+    console.width = width  # rich would cut at 80 where there is no terminal
     _print_last(console, facts, width, height, look_of(console), is_over(watch, facts.status))
 
 

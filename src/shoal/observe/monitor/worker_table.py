@@ -41,7 +41,7 @@ def _columns(all_workers: Sequence[Worker], width: int) -> list[_Column]:
     hosts = {worker.host for worker in all_workers}
     host_width = min(max((len(host) for host in hosts), default=0), 20)
     wanted: list[tuple[bool, _Column]] = [
-        (True, ("busy", 4, lambda worker: share(worker.own_share))),
+        (any(worker.own_share for worker in all_workers), ("busy", 4, lambda worker: share(worker.own_share))),
         (_has(all_workers, "gpu_busy"), ("gpu", 4, lambda worker: _share_of(worker, "gpu_busy"))),
         (_has(all_workers, "gpu_memory_bytes"), ("gpu mem", 7, lambda worker: _size_of(worker, "gpu_memory_bytes"))),
         (_has(all_workers, "cpu_cores"), ("cores", 5, lambda worker: _number_of(worker, "cpu_cores", ".2f"))),

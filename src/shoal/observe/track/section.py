@@ -31,7 +31,7 @@ class TensorBoardSection(Section):
     """Files that TensorBoard shows."""
 
     dir: Text | None = None
-    """Their folder; null: `tensorboard` in the run's."""
+    """A folder for many runs, each of which has one of its name in there; null: `tensorboard` in the run's own."""
 
 
 class WandbSection(Section):

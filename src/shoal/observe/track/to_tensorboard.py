@@ -11,7 +11,9 @@ from shoal.observe.track.section import TensorBoardSection
 
 def tensorboard_dir(section: TensorBoardSection, run_dir: Path) -> Path:
     """Where the files are."""
-    return expand_home(section.dir).absolute() if section.dir is not None else run_dir.absolute() / "tensorboard"
+    if section.dir is None:
+        return run_dir.absolute() / "tensorboard"
+    return expand_home(section.dir).absolute() / run_dir.absolute().name  # a folder is a run to TensorBoard
 
 
 class TensorBoardSink:
