@@ -143,7 +143,7 @@ def test_plain_output_is_a_table_on_stdout_and_progress_lines_on_stderr(tiny: st
     rows = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in out.splitlines())
     assert rows["status"] == "done" and rows["steps"] == "12 (2 epochs)" and rows["run"] == "out [red]"
     assert re.fullmatch(r"\d+\.\d\d%", rows["val_accuracy"]) and "val_loss" in rows and "verdict" in rows
-    assert re.fullmatch(r"\d+\.\d% of \d+\.\d worker-seconds were steps that count", rows["goodput"])
+    assert re.fullmatch(r"\d+\.\d% of \d+\.\d worker-(seconds|hours) were steps that count", rows["goodput"])
     lines = err.splitlines()
     assert lines[0] == "out [red]: 163 parameters on cpu, 96 samples, 12 steps of 16"
     assert lines[1].startswith("step 1/12  epoch 0.17  train_loss ")

@@ -119,6 +119,7 @@ def test_its_port_is_free_when_it_is_closed(exposition: Exposition) -> None:
     second.close()
 
 
+@pytest.mark.slow
 def test_a_forked_process_does_not_keep_the_port(exposition: Exposition) -> None:
     first = serve(exposition, "127.0.0.1", 0)
     pid = os.fork()
