@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 HEAVY = ("torch", "numpy", "ray", "sklearn", "pandas", "matplotlib", "transformers")
 SHOAL = Path(sys.executable).with_name("shoal")
 
@@ -26,7 +28,8 @@ try:
     load_recipe(["digits"], ["optim.lrr=1"])
 except shoal.UserError:
     pass
-for command in ("train", "runs", "checkpoints", "plan", "drill", "bench", "data", "submit", "completion"):
+commands = "train runs checkpoints plan drill bench data submit completion monitor report track metrics"
+for command in commands.split():
     assert shoal.cli.main.run([command, "--help"]) == 0
 assert shoal.cli.main.run(["train", "--list"]) == 0
 assert shoal.cli.main.run(["train", "gpt2", "--dry-run"]) == 0
@@ -72,6 +75,7 @@ def test_the_command_and_all_that_recipes_need_load_without_torch(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.alone
 def test_help_answers_at_once(tmp_path: Path) -> None:
     took = []
     for _ in range(3):

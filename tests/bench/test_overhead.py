@@ -68,6 +68,7 @@ def test_both_sides_train_the_same_steps_and_one_tells_of_them() -> None:
     assert [report.step for report in seen_off.reports] == [1]  # before what is timed begins
 
 
+@pytest.mark.alone
 def test_what_costs_time_is_seen() -> None:
     on, off = sides(trivial(), Slow(report_s=0.2), Slow())
     on_took, off_took = _take_turns(on, off, 10, 4, lambda line: None)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 FAKE_MNIST = "data=synthetic data.samples=60000 data.val_samples=8".split()
 """MNIST's shapes without its files."""
 

@@ -95,6 +95,7 @@ def test_scrambling_mixes_as_well_as_a_permutation():
     assert ((halves - 250) ** 2 / 250).sum() < 480, "chi-squared over 400 squares"
 
 
+@pytest.mark.alone
 def test_large_sets_are_ordered_without_memory_or_waiting():
     started = time.perf_counter()
     order = Order(10**11, 4096, 3)

@@ -33,6 +33,7 @@ def write_sparse(folder, num_shards, shard_bytes):
         (folder / part / INDEX).write_text(index.to_json())
 
 
+@pytest.mark.alone
 def test_resuming_at_step_a_million_of_100_gb_takes_no_time(tmp_path):
     write_sparse(tmp_path, num_shards=1000, shard_bytes=100_000_000)
     began = time.perf_counter()
@@ -46,6 +47,7 @@ def test_resuming_at_step_a_million_of_100_gb_takes_no_time(tmp_path):
     assert took_s < 2.0
 
 
+@pytest.mark.alone
 def test_the_position_does_not_matter(tmp_path):
     """The order of a billion samples in ten thousand files, wherever it is asked for."""
     rows = np.full(10_000, 100_000)

@@ -52,6 +52,7 @@ def test_a_gpu_that_is_not_there_is_no_trouble() -> None:
     assert not any(name.startswith("gpu_") for name in used)
 
 
+@pytest.mark.alone
 def test_asking_costs_little() -> None:
     watch = SystemWatch()
     began = time.perf_counter()

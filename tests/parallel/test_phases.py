@@ -13,6 +13,8 @@ from shoal.observe.clock import Clock
 from tests.many import Ranks
 from tests.parallel.conform import BATCH, SAMPLES, STRATEGIES, Case, data
 
+pytestmark = pytest.mark.alone
+
 MakeRanks = Callable[[int], Ranks]
 LATE_S = 0.1
 STEPS = 5
