@@ -284,7 +284,8 @@ def test_json_is_one_object(here: Path, capfd: Capture) -> None:
 
 
 def test_no_runs_is_one_line_that_says_how_to_start_one(here: Path, capfd: Capture) -> None:
-    for arguments in (["monitor"], ["monitor", "--json"], ["monitor", "--root", "nowhere"]):
+    (here / "empty").mkdir()
+    for arguments in (["monitor"], ["monitor", "--json"], ["monitor", "--root", "empty"]):
         assert run(arguments) == 0
         out, err = capfd.readouterr()
         assert out == "" and err.startswith("no runs in ") and err.endswith("; start one with: shoal train\n")

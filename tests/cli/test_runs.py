@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cli.main import run
-from shoal.cli.runs import sparkline
+from shoal.cli.run_tables import sparkline
 from shoal.core.errors import RunError
+from shoal.observe.report.compare_data import compare_data
+from shoal.observe.report.folder import read_folder
 from tests.tiny import tiny_run
 
 Capture = pytest.CaptureFixture[str]
@@ -126,6 +128,15 @@ def test_where_nothing_has_run_that_is_said_on_stderr(here: Path, capfd: Capture
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("command", ["runs list", "runs show x", "runs compare x y", "monitor", "report x"])
+def test_a_root_that_is_not_there_is_wrong_input(here: Path, command: str, capfd: Capture) -> None:
+    assert run([*command.split(), "--root", "nowhere"]) == 2
+    assert capfd.readouterr() == ("", "error: --root: nowhere is not there; give a folder of runs\n")
+    (here / "file").touch()
+    assert run([*command.split(), "--root", "file"]) == 2
+    assert "file is not a folder" in capfd.readouterr().err
+
+
 # ---------------------------------------------------------------- show
 
 
@@ -147,7 +158,43 @@ def test_a_run_is_shown_by_name_beginning_or_path(there: Path, name: str, capfd:
     assert rows["samples_per_s"][3] == rows["lr"][3] == "-", "speeds and learning rates have no best"
     assert set(rows["train_loss"][4]) <= set("▁▂▃▄▅▆▇█") and len(rows["train_loss"][4]) == 7
     assert summary_of(Path("runs/tiny-20260101-aaaa"))["verdict"] in out
-    assert re.search(r'\d\d:\d\d:\d\d  save  {"step": 12, "path": ', out)
+    assert re.search(r"\n\d\d:\d\d:\d\d  1 worker ready on cpu \(single\), at step 0 of 12\n", out)
+    assert re.search(r"\n\d\d:\d\d:\d\d  step 12 saved\n", out) and "step 8 saved" not in out and "{" not in out
+
+
+def test_a_run_shorter_than_the_time_between_two_lines_on_workers_has_one(there: Path) -> None:
+    for name in ("tiny-20260101-aaaa", "wild-20260103-cccc"):
+        folder = there / "runs" / name
+        (line,) = [json.loads(line) for line in (folder / "workers.jsonl").read_text().splitlines()]
+        assert line["seconds"].keys() >= {"start", "forward", "backward"} and line["system"]["memory_bytes"][0] > 0
+        assert line["step"] == summary_of(folder)["step"] and line["bottleneck"]
+
+
+def test_where_the_time_of_a_run_went_is_shown(there: Path, capfd: Capture) -> None:
+    assert run(["runs", "show", "tiny-20260101"]) == 0
+    out = capfd.readouterr().out
+    parts = [part.splitlines() for part in out.split("\n\n")]
+    assert parts[1][0].split() == ["where", "the", "time", "went", "of", "worker", "time", "worker", "time"]
+    assert parts[1][1].startswith("training steps ") and parts[1][-1].startswith("all ") and "100.0%" in parts[1][-1]
+    assert parts[2][0].split() == ["phase", "(mean", "of", "the", "workers)", "a", "step", "in", "all", "of", "these"]
+    assert {line.split()[0] for line in parts[2][1:]} >= {"start", "data", "forward", "backward", "optimizer"}
+    assert " of wall time, goodput " in parts[0][2] and " samples/s on average" in parts[0][2]
+    assert "cost" not in out
+
+
+def test_what_a_run_cost_is_shown_where_there_is_a_price(copy: Path, capfd: Capture) -> None:
+    recipe = (copy / "recipe.yaml").read_text().replace("price_per_hour: null", "price_per_hour: 3600000.0")
+    (copy / "recipe.yaml").write_text(recipe)
+    assert run(["runs", "show", copy.name, "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["cost"] == shown["ledger"]["cost"]["total"]
+    assert shown["cost"] == pytest.approx(1000 * shown["ledger"]["worker_s"], abs=1.0)
+    assert run(["runs", "show", copy.name]) == 0
+    out = capfd.readouterr().out
+    assert f"cost {shown['cost']:,.2f}" in out.splitlines()[2]
+    assert re.search(rf"\nall +100.0% .* {shown['cost']:,.2f}\n", out)
+    assert run(["runs", "compare", copy.name, copy.name]) == 0
+    assert re.search(rf"\ncost +{shown['cost']:,.2f} +{shown['cost']:,.2f} ", capfd.readouterr().out)
 
 
 def test_a_run_is_shown_as_json(there: Path, capfd: Capture) -> None:
@@ -155,6 +202,9 @@ def test_a_run_is_shown_as_json(there: Path, capfd: Capture) -> None:
     shown = json.loads(capfd.readouterr().out)
     assert shown["summary"] == summary_of(Path("runs/tiny-20260101-aaaa"))
     assert shown["status"] == "done" and shown["run_dir"] == "runs/tiny-20260101-aaaa"
+    assert shown["ledger"]["goodput"] == shown["goodput"] and shown["ledger"]["seconds"]["useful"] > 0
+    assert shown["bottleneck"] == shown["summary"]["bottleneck"] and shown["verdict"] == shown["summary"]["verdict"]
+    assert {row["phase"] for row in shown["phases"]} >= {"start", "forward", "backward"}
 
 
 def test_a_failed_run_is_shown_with_what_went_wrong(there: Path, capfd: Capture) -> None:
@@ -194,6 +244,9 @@ def test_runs_are_compared_side_by_side(there: Path, capfd: Capture) -> None:
     assert rows["status"] == ["done", "done"] and rows["step"] == ["12", "8"]
     assert rows["optim.lr"] == ["0.01", "0.05"] and rows["model.hidden"] == ["[8]", "[4]"]
     assert rows["train.steps"] == ["12", "8"]
+    bottlenecks = [summary_of(Path("runs") / name)["bottleneck"] for name in out.splitlines()[0].split()]
+    assert rows["bottleneck"] == bottlenecks and len(rows["wall"]) == 5 and rows["goodput"][0].endswith("%")
+    assert "samples_per_s" not in rows, "the mean is told, not the last report's"
     assert "train.seed" not in rows and "optim.name" not in rows, "what is the same is not told"
     for run_number, name in enumerate(("tiny-20260101-aaaa", "tiny-20260102-bbbb")):
         value, curve = rows["val_loss"][2 * run_number : 2 * run_number + 2]
@@ -213,7 +266,22 @@ def test_a_comparison_is_one_json_object(there: Path, capfd: Capture) -> None:
     assert [item["run"] for item in found["runs"]] == ["tiny-20260101-aaaa", "tiny-20260102-bbbb", "wild-20260103-cccc"]
     assert found["recipe"]["optim.lr"] == [0.01, 0.05, 1e30]
     assert found["recipe"]["optim.name"] == ["adamw", "adamw", "sgd"]
+    for item in found["runs"][:2]:
+        assert item["samples_per_s"] == item["summary"]["samples_per_s"] and item["wall_s"] > 0
+        assert 0 < item["goodput"] <= 1 and item["cost"] is None and item["bottleneck"] == item["summary"]["bottleneck"]
     assert found["recipe"].keys() == {"optim.lr", "optim.name", "model.hidden", "train.steps"}
+
+
+def test_the_terminal_and_the_page_tell_the_same(there: Path, capfd: Capture) -> None:
+    folders = [read_folder(there / "runs" / name) for name in ("tiny-20260101-aaaa", "wild-20260103-cccc")]
+    page = {row["label"]: row["values"] for row in compare_data(folders)["outcome"]}
+    assert run(["runs", "compare", "tiny-20260101", "wild"]) == 0
+    labels = [line.partition("  ")[0] for line in capfd.readouterr().out.splitlines()[1:]]
+    assert labels[: len(page)] == list(page)
+    assert run(["runs", "compare", "tiny-20260101", "wild", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)["runs"]
+    for label, name in {"mean samples/s": "samples_per_s", "wall time": "wall_s", "goodput": "goodput"}.items():
+        assert [item[name] for item in told] == page[label]
 
 
 # ---------------------------------------------------------------- broken folders

@@ -28,7 +28,10 @@ def test_a_run_that_was_never_tracked_is_sent(made: Path, capfd: Capture) -> Non
         "run": made.name,
         "targets": {"tensorboard": f"{made}/tensorboard"},
         "problems": {},
+        "next": {},
     }
+    assert run(["track", "digits"]) == 0, "where it was sent before"
+    assert capfd.readouterr().out == f"tensorboard: all is sent to {made}/tensorboard\n"
 
 
 def test_what_is_not_taken_is_said_and_stays(
@@ -41,9 +44,12 @@ def test_what_is_not_taken_is_said_and_stays(
     (here / ".env").write_text(f"OTEL_EXPORTER_OTLP_ENDPOINT=http://me:hunter2@127.0.0.1:{port}\n")
     assert run(["track", "digits", "track.otlp=true", "--json"]) == 1
     out, err = capfd.readouterr()
-    assert err.startswith("otlp: not sent: ConnectionError: ") and "hunter2" not in out + err
-    assert json.loads(out)["targets"] == {"otlp": f"http://***@127.0.0.1:{port}/v1/traces"}
-    assert "hunter2" not in (made / "track" / "log").read_text()
+    where = f"http://***@127.0.0.1:{port}/v1/traces"
+    assert err == f"otlp: not sent: {where}: Connection refused\n" and "hunter2" not in out
+    assert json.loads(out)["targets"] == {"otlp": where}
+    log = (made / "track" / "log").read_text()
+    assert "hunter2" not in log and log.count("Connection refused") == 1 and "Transient" not in log
+    assert not (made / "track" / "sent_to.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from shoal.observe.runs import read_metrics, read_workers
 from tests.launch.gangs import Watch, run_gang, warm_crew
 from tests.launch.test_gang import kill
 
+pytestmark = pytest.mark.alone
+
 TASK = """
 import time
 
@@ -59,15 +61,20 @@ class Held:
 QUIET = {"evaluate": {"every_steps": 1000}, "checkpoint": {"every_steps": 1000}}
 HELD: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "nothing": ("compute", {"step_s": 0.06}, QUIET, "as it should be"),
-    "data": ("input", {"data_s": 0.004}, QUIET, "raise data.workers (now 0)"),
+    "data": ("input", {"data_s": 0.004}, QUIET, "raise data.workers from 0 to 2"),
     "a slow worker": ("straggler", {"slow_rank": 1, "step_s": 0.01}, QUIET, "worker 1 takes"),
     "gradients": ("communication", {"unused": 3_000_000, "step_s": 0.0}, QUIET, "try parallel.compress=bf16"),
     "saving": (
         *("checkpoint", {"unused": 1_000_000, "step_s": 0.0}),
         QUIET | {"checkpoint": {"every_steps": 1, "keep_last": 1}},
-        "raise checkpoint.every_steps",
+        "raise checkpoint.every_steps from 1 to 4",
     ),
-    "evaluation": ("evaluation", {"val": 16}, QUIET | {"evaluate": {"every_steps": 5}}, "raise evaluate.every_steps"),
+    "evaluation": (
+        "evaluation",
+        {"val": 16},
+        QUIET | {"evaluate": {"every_steps": 5}},
+        "raise evaluate.every_steps from 5 to 20",
+    ),
 }
 
 

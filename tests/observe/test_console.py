@@ -16,10 +16,10 @@ from shoal.observe.console import (
     LineConsole,
     SilentConsole,
     describe,
-    event_line,
     format_metric,
     make_console,
 )
+from shoal.observe.event_words import event_line
 from shoal.observe.records import Report
 from tests.terminal import terminal
 

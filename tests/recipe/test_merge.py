@@ -47,6 +47,7 @@ def test_a_key_that_is_none_is_told_with_an_example(word: str) -> None:
         ({("model", "hidden"): [4], ("model",): "mlp"}, {"model": {"name": "mlp", "hidden": [4]}}),
         ({("optim",): {"lr": 1}, ("optim", "name"): "sgd"}, {"optim": {"lr": 1, "name": "sgd"}}),
         ({("task",): "a:b", ("task", "args", "x"): 1}, {"task": {"name": "a:b", "args": {"x": 1}}}),
+        ({("track", "wandb"): True, ("track", "wandb", "mode"): "offline"}, {"track": {"wandb": {"mode": "offline"}}}),
         ({}, {}),
     ],
 )
@@ -58,10 +59,16 @@ def test_overrides_become_one_tree_in_whatever_order(
 
 @pytest.mark.parametrize(
     "overrides",
-    [{("optim",): "adam", ("optim", "lr"): 1}, {("a", "b"): 3, ("a", "b", "c"): 1}, {("a",): None, ("a", "b"): 1}],
+    [
+        {("optim",): "adam", ("optim", "lr"): 1},
+        {("a", "b"): 3, ("a", "b", "c"): 1},
+        {("a",): None, ("a", "b"): 1},
+        {("train", "compile"): True, ("train", "compile", "mode"): 1},
+        {("track", "wandb"): False, ("track", "wandb", "mode"): "offline"},
+    ],
 )
 def test_a_field_inside_what_is_no_section_is_refused(overrides: dict[tuple[str, ...], Any]) -> None:
-    with pytest.raises(UserError, match="cannot be set inside"):
+    with pytest.raises(UserError, match=r"cannot be set inside \S+=(\"adam\"|3|null|true|false); leave out one"):
         overlay_of(overrides)
 
 
@@ -93,6 +100,10 @@ def test_a_field_inside_what_is_no_section_is_refused(overrides: dict[tuple[str,
         ({"train": {"steps": 3, "epochs": None}}, {"train": {"epochs": 9}}, {"train": {"epochs": 9}}),
         ({"train": {"epochs": 3}}, {"train": {"epochs": 4, "steps": 9}}, {"train": {"epochs": 4, "steps": 9}}),
         ({"train": {"epochs": 3}}, {"train": {"steps": None}}, {"train": {"epochs": 3, "steps": None}}),
+        # a tracker that is switched on keeps its fields, and one that is switched off does not
+        ({"track": {"otlp": {"endpoint": "x"}}}, {"track": {"otlp": True}}, {"track": {"otlp": {"endpoint": "x"}}}),
+        ({"track": {"otlp": {"endpoint": "x"}}}, {"track": {"otlp": False}}, {"track": {"otlp": False}}),
+        ({"track": {"otlp": True}}, {"track": {"otlp": {"endpoint": "x"}}}, {"track": {"otlp": {"endpoint": "x"}}}),
     ],
 )
 def test_one_recipe_is_laid_over_another(base: dict[str, Any], over: dict[str, Any], merged: dict[str, Any]) -> None:

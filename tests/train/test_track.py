@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -22,7 +23,7 @@ from shoal.observe.track.section import MlflowSection, OtlpSection, TensorBoardS
 from shoal.recipe.load import load_recipe
 from shoal.train.track import check_tracking, read_asked, send_now, start_tracking
 from tests.made_run import make_run
-from tests.tiny import tiny_run
+from tests.tiny import own_recipe, tiny_run, write_own_task
 
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed")
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
@@ -216,10 +217,8 @@ def test_only_one_process_follows_a_run(tmp_path: Path) -> None:
 def test_the_model_is_loaded_by_mlflow_and_predicts(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tiny-a"
     tiny_run(folder)
-    assert send_now(folder, ["track.mlflow=true"]) == {
-        "targets": {"mlflow": f"sqlite:///{tmp_path}/runs/mlflow.db"},
-        "problems": {},
-    }
+    sent = {"targets": {"mlflow": f"sqlite:///{tmp_path}/runs/mlflow.db"}, "problems": {}, "next": {}}
+    assert send_now(folder, ["track.mlflow=true"]) == sent
     [ids] = json.loads((folder / "track" / "mlflow.json").read_text()).values()
     script = f"""
         import json, mlflow, numpy as np, sys
@@ -259,7 +258,7 @@ def test_a_server_that_is_down_gets_all_when_it_is_back(tmp_path: Path) -> None:
     wait_for(lambda: log.exists() and "mlflow: not sent, will try again" in log.read_text())
     add_event(folder, "done")
     [words] = tracking.finish(0.5)
-    assert words.startswith("track.mlflow: not all was sent (MlflowException: ") and "Connection refused" in words
+    assert words.startswith(f"track.mlflow: not all was sent ({uri}: Connection refused); later: ")
     with _mlflow_server(tmp_path, port):
         assert send_now(folder)["problems"] == {}
         [kept] = json.loads((folder / "track" / "mlflow.json").read_text()).values()
@@ -285,11 +284,39 @@ def test_a_server_that_is_down_gets_all_when_it_is_back(tmp_path: Path) -> None:
         assert again["ids"]["run_id"] == kept["ids"]["run_id"]
 
 
+@needs_mlflow
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_before_its_first_step_is_killed_in_mlflow(here: Path) -> None:
+    write_own_task(here, "slow_task", "import time; time.sleep(600)")
+    recipe = own_recipe("slow_task") | {"track": {"mlflow": True, "every_s": 0.2}}
+    (here / "own.yaml").write_text(json.dumps(recipe))
+    command = [sys.executable, "-m", "shoal.cli.main", "train", "own.yaml", "--run-dir", "runs/a"]
+    training = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(here)}, stderr=subprocess.DEVNULL)
+    try:
+        kept = here / "runs" / "a" / "track" / "mlflow.json"
+        wait_for(lambda: kept.exists() and "run_id" in kept.read_text())
+        training.send_signal(signal.SIGINT)
+        assert training.wait(20) == 130
+    finally:
+        training.kill()
+        training.wait()
+
+    def rows() -> list[tuple[str, str, bool]]:
+        with contextlib.closing(sqlite3.connect(here / "runs" / "mlflow.db")) as database:
+            return database.execute("select name, status, end_time is null from runs").fetchall()
+
+    wait_for(lambda: rows() == [("a", "KILLED", False)], 30)
+    wait_for(lambda: not (here / "runs" / "a").exists(), 30)
+
+
 @needs_wandb
 def test_wandb_offline(tmp_path: Path) -> None:
     folder = recipe_with(make_run(tmp_path / "run", ended="interrupted", steps=200, fails_at=None))
     overrides = ["track.wandb={mode: offline, project: fish}"]
-    assert send_now(folder, overrides)["problems"] == {}
+    found = send_now(folder, overrides)
+    assert found["problems"] == {} and found["next"]["wandb"].startswith(f"wandb sync {folder}/wandb/offline-run-*-")
+    pattern = found["next"]["wandb"].removeprefix(f"wandb sync {folder}/")
+    assert len(list(folder.glob(pattern))) == 1
     add_event(folder, "start")
     add_lines(folder, 210)
     add_event(folder, "done")

@@ -70,6 +70,19 @@ def test_a_line_comes_every_so_many_seconds_and_less_often_with_many_workers() -
     assert many._every_s == 100.0
 
 
+def test_what_a_short_run_did_is_told_at_its_end_and_of_a_long_one_no_rest() -> None:
+    clock = Clock()
+    vitals = Vitals(Group(), clock, system=SystemWatch(), workers_every_s=0.2)
+    assert vitals.last_line() is None, "nothing was told yet"
+    clock.lap("forward")
+    assert vitals.exchange().workers is None
+    line = vitals.last_line()
+    assert line is not None and set(line.seconds) == {"forward"}
+    assert (line.system["memory_bytes"][0] or 0) > 0
+    vitals.exchange()
+    assert vitals.last_line() is None, "there was one"
+
+
 class BrokenWatch(SystemWatch):
     def ask(self) -> dict[str, float]:
         raise OSError(24, "Too many open files")

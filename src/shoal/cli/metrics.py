@@ -5,6 +5,7 @@ import shutil
 import click
 
 from shoal.cli.completing import complete_run
+from shoal.cli.root import ROOT, runs_folder
 from shoal.core.errors import UserError
 from shoal.core.storage import expand_home
 
@@ -42,12 +43,12 @@ def files_command(folder: str, force: bool) -> int:
 
 @command.command("show")
 @click.argument("name", metavar="RUN", shell_complete=complete_run)
-@click.option("--root", default="runs", metavar="DIR", help="Where runs are (default: runs).")
-def show_command(name: str, root: str) -> int:
+@ROOT
+def show_command(name: str, root: str | None) -> int:
     """The metrics of a run, from its folder, in Prometheus's text format."""
     from shoal.observe.prometheus.exposition import render
     from shoal.observe.prometheus.folder import folder_samples
     from shoal.observe.runs import find_run
 
-    click.echo(render(folder_samples(find_run(name, expand_home(root)))), nl=False)
+    click.echo(render(folder_samples(find_run(name, runs_folder(root)))), nl=False)
     return 0

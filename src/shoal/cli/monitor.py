@@ -5,16 +5,17 @@ import contextlib
 import click
 
 from shoal.cli.completing import complete_run
-from shoal.core.storage import expand_home, to_json_line
+from shoal.cli.root import ROOT, runs_folder
+from shoal.core.storage import to_json_line
 from shoal.observe.runs import find_run
 
 
 @click.command("monitor")
 @click.argument("name", metavar="[RUN]", required=False, shell_complete=complete_run)
-@click.option("--root", default="runs", metavar="DIR", help="Where runs are (default: runs).")
+@ROOT
 @click.option("--once", is_flag=True, help="Print what there is to see now, and end.")
 @click.option("--json", "as_json", is_flag=True, help="The same facts as one JSON object, and end.")
-def command(name: str | None, root: str, once: bool, as_json: bool) -> int:
+def command(name: str | None, root: str | None, once: bool, as_json: bool) -> int:
     """Watch a run: curves, rates, phases, workers, failures, time left. q leaves; the run goes on.
 
     RUN is a path or a name; without one it is the newest that is running, else the newest. Only the files of its folder
@@ -25,7 +26,7 @@ def command(name: str | None, root: str, once: bool, as_json: bool) -> int:
     from shoal.observe.monitor.screen import follow, make_console, show_once
     from shoal.observe.monitor.watch import RunWatch
 
-    folder = expand_home(root)
+    folder = runs_folder(root)
     path = newest_run(folder) if name is None else find_run(name, folder)
     if path is None:
         click.echo(f"no runs in {folder.resolve()}; start one with: shoal train", err=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from shoal.cli.completing import complete_run
+from shoal.cli.root import ROOT, runs_folder
 from shoal.core.errors import UserError
 from shoal.core.storage import expand_home
 from shoal.observe.runs import find_run
@@ -13,15 +14,15 @@ from shoal.observe.runs import find_run
 @click.command("report")
 @click.argument("name", metavar="RUN", shell_complete=complete_run)
 @click.option("-o", "--out", metavar="FILE.html", help="Where to write it (default: report.html in the run's folder).")
-@click.option("--root", default="runs", metavar="DIR", help="Where runs are (default: runs).")
-def command(name: str, out: str | None, root: str) -> int:
+@ROOT
+def command(name: str, out: str | None, root: str | None) -> int:
     """Write a run as one HTML page that needs no network: verdict, ledger, curves, workers, failures, recipe.
 
     A run that still goes on is written as it is now.
     """
     from shoal.observe.report import write_report
 
-    run_dir = find_run(name, expand_home(root))
+    run_dir = find_run(name, runs_folder(root))
     target = run_dir / "report.html" if out is None else page_path(out)
     try:
         write_report(run_dir, target)

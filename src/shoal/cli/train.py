@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -154,8 +153,6 @@ def _train(
     status = 130 if summary["status"] == "interrupted" else 0
     if is_silent():
         return status
-    if "resume" in summary:
-        summary = summary | {"resume": summary["resume"] + _where(options)}
     with contextlib.suppress(OSError):  # whoever reads may be gone (`| tee` gets a Ctrl-C too); the status still tells
         if as_json:
             _print_json(summary)
@@ -190,17 +187,11 @@ def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool, options: dic
         if as_json and not is_silent():
             _print_json(_failed(run_dir, prepared.loaded.hide(str(error))))
         if list((run_dir / "checkpoints").glob("step-*")):
-            error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir)}{_where(options)}")
+            error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir, options)}")
         raise
     finally:
         console.close()
         hide_logs(logs)
-
-
-def _where(options: dict[str, Any]) -> str:
-    """What a resume must be told again: where the run ran is not part of its recipe."""
-    words = [f"--{name} {shlex.quote(options[name])}" for name in ("launcher", "address") if options[name]]
-    return "".join(f" {word}" for word in words if word != "--launcher auto")
 
 
 def _say(level: str, message: str) -> None:

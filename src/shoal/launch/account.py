@@ -103,7 +103,7 @@ class Account:
             raise KeyboardInterrupt
         manifests = (self.run_dir / "checkpoints").glob("step-*/manifest.json")
         step = max((int(path.parent.name.removeprefix("step-")) for path in manifests), default=0)
-        ending = {"step": step, "ended_by": self.how.stop(), "resume": resume_command(self.run_dir)}
+        ending = {"step": step, "ended_by": self.how.stop(), "resume": resume_command(self.run_dir, self.how.asked)}
         summary = self._summary("interrupted") | ending
         self.note("interrupted", {"step": step})
         self._write(summary)

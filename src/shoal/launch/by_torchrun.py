@@ -161,6 +161,7 @@ class _Watch:
             "starts": start,
             "started": self.how.started,
             "marks": self.how.marks,
+            "launch": self.how.asked,
             "first_step_s": self.account.first_step_s,
             "threads": self.threads,
             "node": self.node,

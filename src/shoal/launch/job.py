@@ -30,6 +30,7 @@ def make_job(account: Account, attempt: Attempt, rank: int, port: int, threads: 
         "starts": attempt.number,
         "started": how.started,
         "marks": how.marks,
+        "launch": how.asked,
         "first_step_s": account.first_step_s,
         "threads": threads,
         "node": nodes[rank],

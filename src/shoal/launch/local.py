@@ -30,6 +30,7 @@ def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
         on_first_step=lambda: how.enter("training"),
         started=how.started,
         marks=how.marks,
+        launch=how.asked,
     )
     group: contextlib.AbstractContextManager[Group] = contextlib.nullcontext(Group())
     if recipe.parallel.strategy not in ("auto", "single"):  # a group of one, for those who ask for it

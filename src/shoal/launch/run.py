@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import RunError, UserError, WorkerError
+from shoal.core.secrets import scrub
 from shoal.core.storage import expand_home
 from shoal.launch.interrupts import Phase
 from shoal.observe.records import Observer
@@ -126,6 +127,12 @@ class Launch:
     """Start Ray's dashboard with a Ray of our own."""
     marks: dict[str, float] = field(default_factory=dict)
     """Seconds from `started` to what the launcher has done last of each kind: where a start spends its time."""
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What whoever resumes the run must say again: where it runs is not part of its recipe."""
+        where = {"launcher": self.launcher} if self.launcher != "auto" else {}
+        return where if self.address is None else where | {"address": scrub(self.address)}
 
     def mark(self, name: str) -> None:
         """It is done now."""

@@ -116,6 +116,7 @@ def run_under_torchrun(prepared: Prepared, how: Launch) -> dict[str, Any]:
                 on_first_step=on_first_step,
                 threads=_threads(recipe, place),
                 marks=how.marks,
+                launch=how.asked,
                 **run,
             )
             process = Process(

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -11,12 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from shoal.core.errors import UserError
 from shoal.core.section import one_of
 from shoal.core.storage import NO_ROOM, to_json_line
+from shoal.observe.event_words import event_line
 from shoal.observe.records import Report
 
 _REFRESH_S = 0.2
 _LINE_EVERY_S = 2.0
 _WAIT_EVERY_S = 10.0
-_MOST_STACKS = 4
 _IN_BAR = ("train_loss", "samples_per_s")
 
 
@@ -85,65 +84,6 @@ def format_metric(name: str, value: Any) -> str:
 
 
 _SHOWN = ("train_loss", "val_loss", "val_accuracy", "val_perplexity", "lr", "samples_per_s", "tokens_per_s")
-
-
-def event_line(name: str, fields: dict[str, Any]) -> str | None:
-    """The events that a person wants to read of, in words."""
-    if name == "start":
-        workers = f"{fields['world_size']} workers ({fields['strategy']}), " if fields["world_size"] > 1 else ""
-        micro_batch = f" in micro-batches of {fields['micro_batch']}" if fields["accumulation"] > 1 else ""
-        return (
-            f"{fields['run']}: {fields['parameters']:,} parameters on {workers}{fields['device']}, "
-            f"{fields['train_samples']:,} samples, {fields['num_steps']:,} steps of {fields['global_batch']}"
-            f"{micro_batch}"
-        )
-    words = _WORDS.get(name)
-    if words is None:
-        return None
-    return "\n".join([words.format_map(fields), *_stack_lines(fields.get("stacks", {}), fields.get("ranks", []))])
-
-
-def _stack_lines(stacks: dict[str, str], first: list[int]) -> Iterator[str]:
-    """Of a few workers, those of `first` before the others: a log is no place for the stacks of hundreds."""
-    ranks = sorted(stacks, key=lambda rank: (int(rank) not in first, int(rank)))
-    for rank in ranks[:_MOST_STACKS]:
-        yield from (f"[rank {rank}] {line}" for line in stacks[rank].splitlines())
-    if len(ranks) > _MOST_STACKS:
-        yield f"the stacks of all {len(ranks)} workers are in events.jsonl"
-
-
-_WORDS = {
-    "resume": "resuming from step {step}",
-    "initial_weights": "{words}",
-    "settled": "{words}",
-    "checkpoint_rejected": "checkpoint of step {step} is corrupt and set aside: {reason}",
-    "fetched": "step {step} comes from {from}",
-    "save_failed": "step {step} could not be saved ({message}); it is tried again",
-    "save_recovered": "step {step} is saved: the disk takes checkpoints again",
-    "waiting_to_save": (
-        "waiting up to {for_s:g} s until step {step} can be saved (checkpoint.give_up_after_s): make room, "
-        "or press Ctrl-C twice to end without it"
-    ),
-    "save_superseded": "step {step} was not saved in time: a newer one takes its place",
-    "upload_failed": "step {step} is not uploaded yet, and stays in the run's folder until it is: {message}",
-    "upload_recovered": "step {step} is uploaded: the store takes checkpoints again",
-    "warning": "warning: {message}",
-    "data": "{message}",
-    "data_skipped": "left out, because it could not be read (data.on_error skip; {skipped} so far): {newest}",
-    "early_stop": "stopping early at step {step}: {metric} has not improved on {best:.4f}",
-    "print": "[rank {rank}] {line}",
-    "starting": "{what}",
-    "dashboard": "Ray's dashboard: {url}",
-    "profile": "worker {rank}: steps {steps[0]} to {steps[1]} are recorded in {path}",
-    "metrics": "metrics for Prometheus: {url}",
-    "waiting": "waiting for {for} ({seconds_left} s left)",
-    "failure": "worker {rank}: {message}",
-    "restart": "starting again (restart {restarts})",
-    "resize": "going on with {to} workers instead of {from}",
-    "preemption": "a machine is about to go: saving, then going on without it",
-    "hang": "workers {ranks} made no progress for {timeout_s:g} s; where they were:",
-    "slow_start": "workers {ranks} are not ready to train after {timeout_s:g} s; where they are:",
-}
 
 
 class LineConsole:

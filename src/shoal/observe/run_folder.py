@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from shoal.core.errors import UserError
 from shoal.core.storage import NO_ROOM, read_json_lines, to_json_line, write_atomically
-from shoal.observe.records import Report
+from shoal.observe.records import Report, Workers
 
 _AT_ONCE = 1000
 _MOST_KEPT = 100_000
@@ -86,10 +86,15 @@ class RunFolder:
 
     def report(self, report: Report) -> None:
         """A line in metrics.jsonl, and one in workers.jsonl where it tells of each worker."""
-        assert self._metrics is not None and self._workers is not None
+        assert self._metrics is not None
         self._metrics.append(report.to_record())
         if report.workers is not None:
-            self._workers.append({"time": round(report.time, 3), "step": report.step, **vars(report.workers)})
+            self.add_workers(report.step, report.workers, report.time)
+
+    def add_workers(self, step: int, workers: Workers, when: float) -> None:
+        """A line in workers.jsonl."""
+        assert self._workers is not None
+        self._workers.append({"time": round(when, 3), "step": step, **vars(workers)})
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """A line in events.jsonl."""

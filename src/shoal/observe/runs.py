@@ -74,9 +74,20 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
     raise UserError(f"run {name!r}: not found; " + (f"did you mean {guess}?" if guess else where))
 
 
-def resume_command(run_dir: Path) -> str:
-    """What to type to go on with a run."""
-    return f"shoal train --resume {shlex.quote(str(run_dir))}"
+def resume_command(run_dir: Path, launch: Any = None) -> str:
+    """What to type to go on with a run.
+
+    Args:
+        run_dir: Its folder.
+        launch: What was asked for when it was started, as a `start` event has it: `launcher`, `address`. Where a run
+            runs is not part of its recipe, and so must be said again.
+    """
+    command = f"shoal train --resume {shlex.quote(str(run_dir))}"
+    for name in ("launcher", "address"):
+        value = launch.get(name) if isinstance(launch, dict) else None
+        if isinstance(value, str) and value and (name, value) != ("launcher", "auto"):
+            command += f" --{name} {shlex.quote(value)}"
+    return command
 
 
 def run_names(root: Path = Path("runs")) -> list[str]:
@@ -209,10 +220,10 @@ def read_workers(path: Path) -> list[dict[str, Any]]:
     return [record for record in records if _is_time(record.get("time")) and isinstance(record.get("seconds"), dict)]
 
 
-def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """name -> [(step, value)] over the run."""
+def curves(path: Path, reports: list[dict[str, Any]] | None = None) -> dict[str, list[tuple[int, float]]]:
+    """name -> [(step, value)] over the run; `reports`: where they have been read already."""
     found: dict[str, list[tuple[int, float]]] = {}
-    for record in read_metrics(path):
+    for record in read_metrics(path) if reports is None else reports:
         for name, value in record["metrics"].items():
             if isinstance(value, int | float) and math.isfinite(value):
                 found.setdefault(name, []).append((record["step"], float(value)))

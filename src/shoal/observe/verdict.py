@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.observe.phases import COMPUTING, PHASES
@@ -54,9 +54,15 @@ class Circumstances:
     accumulates: bool = False
     """Whether a step has several micro-batches."""
     readers: int | str = "auto"
-    """data.workers."""
-    can_add_readers: bool = True
-    """Not where the data comes from an iterator of the user's own, or from Ray."""
+    """data.workers, or what comes of it."""
+    most_readers: int | None = None
+    """Where `auto` stops."""
+    loader: str = "map"
+    """Who reads: `map`, `stream`, `memory` or `ray`; `iterable`: the same for an iterator of the user's own."""
+    can_reside: bool = False
+    """Whether all samples could be in the GPU's memory, and are not."""
+    settings: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of the recipe as they are, by dotted field: an advice to raise one says from where."""
 
 
 @dataclass(frozen=True)
@@ -132,46 +138,79 @@ def _straggler(loops: Sequence[Mapping[str, float]], total: float) -> Verdict | 
     what = "for data" if phase == "data" else f"in its {phase.replace('_', ' and ')}"
     evidence = f"worker {rank} takes {own[rank] / max(usual, 1e-9):.1f} times as long as the others, most of it {what}"
     advice = (
-        f"look at the disk and the loader processes of worker {rank}"
+        f"look at the disk that worker {rank} reads from, and keep data.dir on one that is as fast on every machine"
         if phase == "data"
-        else f"look at what else runs on the machine of worker {rank}, at its clock and temperature, or leave it out"
+        else f"look at what else runs on the machine of worker {rank}, at its clock and temperature; where workers "
+        "share a machine, try cluster.pin_cores=true"
     )
     return Verdict("straggler", evidence, advice, rank)
 
 
+def _raise(around: Circumstances, name: str, times: int = 2) -> str:
+    """`raise train.global_batch from 64 to 128`."""
+    value = around.settings.get(name)
+    return f"raise {name}" if value is None else f"raise {name} from {value} to {times * value}"
+
+
 def _faster_data(around: Circumstances) -> str:
-    if not around.can_add_readers:
-        return "make the dataset itself faster, or cut the data into shards with shoal data shard"
+    if around.loader == "iterable":
+        return (
+            "make the dataset itself faster, because one process at most reads an iterator (data.workers=1); or cut "
+            "the data into shards with shoal data shard, which several read"
+        )
+    if around.loader == "ray":
+        return "add CPUs to the Ray cluster, or leave its readers more of them with cluster.cpus_per_worker=1"
     if around.readers == "auto":
-        return "move the data to a faster disk, cut it into shards (shoal data shard), or try data.workers by hand"
-    return f"raise data.workers (now {around.readers}) or move the data to a faster disk"
+        most = around.most_readers
+        more = "raise data.workers" if most is None else f"try data.workers={min(2 * most, 256)} (auto stops at {most})"
+    else:
+        before = int(around.readers)
+        more = f"raise data.workers from {before} to {min(max(2 * before, 2), 256)}"
+    if around.loader == "memory":
+        return f"try data.resident=true, or {more}" if around.can_reside else f"{more}, which read beside the training"
+    return f"{more}, keep data.dir on a local disk, or cut the data into shards with shoal data shard"
 
 
 def _less_communication(around: Circumstances) -> str:
-    if around.strategy == "ddp" and not around.compresses:
-        return "try parallel.compress=bf16, a larger train.global_batch, or parallel.sync_every"
-    if around.strategy in ("fsdp", "deepspeed"):
-        return "try a larger train.micro_batch, or a shard size of one machine (parallel.fsdp.shard_size)"
-    if around.strategy in ("pipeline", "tensor"):
-        return "keep the workers of one copy on one machine, or use fewer of them for each"
-    return "raise train.global_batch, so that workers talk less often"
+    if around.strategy == "ddp":
+        more = _raise(around, "train.global_batch")
+        apart = f"try parallel.sync_every={4 * around.settings.get('parallel.sync_every', 1)} (local SGD)"
+        return f"{more}, or {apart}" if around.compresses else f"try parallel.compress=bf16; or {more}; or {apart}"
+    if around.strategy == "fsdp":
+        seldom = "parallel.fsdp.reduce_every_micro_batch=false or " if around.accumulates else ""
+        return f"try {seldom}parallel.fsdp.shard_size=node; or {_raise(around, _batch(around))}"
+    if around.strategy == "deepspeed":
+        return f"try parallel.deepspeed.stage=1, which sends least; or {_raise(around, _batch(around))}"
+    if around.strategy == "pipeline":
+        return (
+            "try parallel.pipeline.schedule=interleaved or a smaller train.micro_batch, so that stages wait less for "
+            "each other; keep parallel.pipeline.stages within one machine"
+        )
+    if around.strategy == "tensor":
+        return "try a smaller parallel.tensor.size: at most as many workers as one machine has"
+    return f"{_raise(around, 'train.global_batch')}, so that workers talk less often"
+
+
+def _batch(around: Circumstances) -> str:
+    """What to raise so that a device has more to do at once: the global batch, where it is one micro-batch a worker."""
+    return "train.micro_batch" if around.accumulates else "train.global_batch"
 
 
 def _more_compute(around: Circumstances) -> str:
-    untried = []
-    if around.is_gpu and around.precision in ("fp32", "tf32"):
-        untried.append("train.precision=bf16")
-    if around.is_gpu and not around.compiles:
-        untried.append("train.compile=true")
     if not around.is_gpu:
-        return "as it should be; more workers or a GPU make it faster"
-    return f"as it should be; {' and '.join(untried)} or more workers make it faster" if untried else "as it should be"
+        return "as it should be; more workers (--workers) or a GPU (--gpu) make it faster"
+    untried = []
+    if around.precision in ("fp32", "tf32"):
+        untried.append("train.precision=bf16")
+    if not around.compiles:
+        untried.append("train.compile=true")
+    more = "more workers (--workers)"
+    return f"as it should be; {' and '.join(untried)} or {more} make it faster" if untried else "as it should be"
 
 
 def _faster_launch(around: Circumstances) -> str:
-    if around.compiles:
-        return "raise train.micro_batch, so that there is more to compute at once"
-    return "try train.compile=true, or raise train.micro_batch"
+    more = f"{_raise(around, _batch(around))}, so that there is more to compute at once"
+    return more if around.compiles else f"try train.compile=true; or {more}"
 
 
 _ADVICE: dict[str, Callable[[Circumstances], str]] = {
@@ -179,8 +218,12 @@ _ADVICE: dict[str, Callable[[Circumstances], str]] = {
     "communication": _less_communication,
     "launch": _faster_launch,
     "compute": _more_compute,
-    "checkpoint": lambda around: "raise checkpoint.every_steps, or save to a faster disk",
-    "evaluation": lambda around: "raise evaluate.every_steps or evaluate.batch",
-    "reporting": lambda around: "raise observe.every_steps",
+    "checkpoint": lambda around: (
+        f"{_raise(around, 'checkpoint.every_steps', 4)}, or keep the run on a faster disk with --run-dir"
+    ),
+    "evaluation": lambda around: (
+        f"{_raise(around, 'evaluate.every_steps', 4)}, or {_raise(around, 'evaluate.batch', 4)}"
+    ),
+    "reporting": lambda around: _raise(around, "observe.every_steps", 10),
 }
-"""What to try next."""
+"""What to try next: a field of the recipe, or an option of the command, with a value where it has one."""

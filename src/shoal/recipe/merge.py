@@ -1,15 +1,19 @@
 """Laying recipes over one another, and `key=value` over all of them."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
 from shoal.core.errors import UserError
+from shoal.observe.track.section import SINKS
 from shoal.recipe.schema import NAMED_SECTIONS
 from shoal.recipe.yaml_tree import Path, Tree, parse_value
 
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+_SWITCHES = frozenset(("track", name) for name in SINKS)
+"""Sections that `true` switches on."""
 
 
 def is_override(argument: str) -> bool:
@@ -57,8 +61,11 @@ def overlay_of(overrides: Mapping[Path, Any]) -> Tree:
             below = here.setdefault(part, {})
             if isinstance(below, str) and depth == 0 and part in NAMED_SECTIONS:
                 below = here[part] = {"name": below}
+            if below is True and path[: depth + 1] in _SWITCHES:
+                below = here[part] = {}  # on, with this field
             if not isinstance(below, dict):
-                raise UserError(f"{'.'.join(path)}: cannot be set inside {'.'.join(path[: depth + 1])}={below!r}")
+                outer = f"{'.'.join(path[: depth + 1])}={json.dumps(below, default=str)}"
+                raise UserError(f"{'.'.join(path)}: cannot be set inside {outer}; leave out one of the two")
             here = below
         here[path[-1]] = value
     return tree
@@ -76,7 +83,8 @@ def merge(base: Tree, over: Tree) -> Tree:
         if not isinstance(value, dict) or not isinstance(below, dict) or _is_another(key, below, value):
             merged[key] = value
         else:
-            merged[key] = _merge_section(_without_replaced_length(below, value) if key == "train" else below, value)
+            below = _without_replaced_length(below, value) if key == "train" else below
+            merged[key] = _merge_section(below, _without_switches(below, value) if key == "track" else value)
     return merged
 
 
@@ -90,6 +98,11 @@ def _without_replaced_length(base: Tree, over: Tree) -> Tree:
         if over.get(given) is not None and other not in over:
             base = {key: value for key, value in base.items() if key != other}
     return base
+
+
+def _without_switches(base: Tree, over: Tree) -> Tree:
+    """`track.mlflow=true` laid over its fields leaves them as they are: it is on already."""
+    return {key: value for key, value in over.items() if value is not True or not isinstance(base.get(key), dict)}
 
 
 def _name_sections(tree: Tree) -> Tree:

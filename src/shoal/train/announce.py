@@ -93,6 +93,7 @@ def _start_facts(
         "asked": request.started,
         "clock": run.clock.started_at,
         "startup_s": request.marks,
+        "launch": request.launch,
         "versions": {"shoal": VERSION, "torch": torch.__version__},
         "world_size": world_size,
         "strategy": division.strategy,

@@ -11,7 +11,7 @@ from shoal.recipe.schema import Recipe
 from shoal.train.track import Tracking, start_tracking
 
 if TYPE_CHECKING:
-    from shoal.observe.prometheus.endpoint import Server
+    from shoal.observe.prometheus.endpoint import Endpoint
 
 
 _LOOK_EVERY_S = 0.1
@@ -29,7 +29,7 @@ class Beside:
         self.observers: tuple[Observer, ...] = ()
         """What must see the run from the start."""
         self._tracking: Tracking | None = None
-        self._server: Server | None = None
+        self._endpoint: Endpoint | None = None
         if is_first and recipe.observe.metrics_port is not None:
             from shoal.observe.prometheus.exposition import Exposition
 
@@ -40,13 +40,13 @@ class Beside:
         """Before the first word of a start."""
         host, port = self.recipe.observe.metrics_host, self.recipe.observe.metrics_port
         if self.is_first and port is not None:
-            from shoal.observe.prometheus.endpoint import serve_or_warn
+            from shoal.observe.prometheus.endpoint import Endpoint
 
             try:
                 self._exposition.begin(self.run_dir)
             except Exception as error:  # noqa: BLE001 - counters begin anew, and the run goes on
                 observer.event("warning", {"message": f"metrics of earlier starts could not be read: {error}"})
-            self._server = serve_or_warn(self._exposition, host, port, observer)
+            self._endpoint = Endpoint(self._exposition, host, port, observer)
 
     def follow(self, observer: Observer) -> None:
         """Once the run's folder tells what it is."""
@@ -87,7 +87,10 @@ class Beside:
             self._tracking = None
 
     def close(self) -> None:
-        """However the run ends; a process that tells trackers ends by itself when this one is gone."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        """However the run ends; a process that tells trackers, and was not told that it is over, sees for itself."""
+        if self._tracking is not None:
+            self._tracking.leave()
+            self._tracking = None
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None

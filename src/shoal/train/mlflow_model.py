@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.checkpoint.manifest import CheckpointInfo
 
 _NAME = "model"
+_STEP = "shoal.step"
 _COPY = "model-"
 _SPEC, _RECIPE, _WEIGHTS = "data_spec.json", "recipe.yaml", "weights"
 
@@ -71,21 +72,39 @@ def _send(client: Any, run_id: str, made: Path, step: int) -> None:
     from mlflow.entities import LoggedModelOutput
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_run(run_id).info.experiment_id
+    run = client.get_run(run_id)
+    experiment = run.info.experiment_id
     try:
-        model = client.create_logged_model(experiment, _NAME, source_run_id=run_id, tags={"shoal.step": str(step)})
+        model = _begun(client, experiment, run_id, step) or client.create_logged_model(
+            experiment, _NAME, source_run_id=run_id, tags={_STEP: str(step)}
+        )
     except MlflowException as error:
         if error.error_code != "ENDPOINT_NOT_FOUND":
             raise
         client.log_artifacts(run_id, str(made), _NAME)
         return
-    described = made / "MLmodel"
-    lines = described.read_text(encoding="utf-8").rstrip().splitlines()
-    known = [line for line in lines if not line.startswith(("model_id:", "run_id:"))]
-    described.write_text("\n".join([*known, f"model_id: {model.model_id}", f"run_id: {run_id}"]) + "\n")
-    client.log_model_artifacts(model.model_id, str(made))
-    client.finalize_logged_model(model.model_id, "READY")
-    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+    if str(model.status) != "READY":
+        described = made / "MLmodel"
+        lines = described.read_text(encoding="utf-8").rstrip().splitlines()
+        known = [line for line in lines if not line.startswith(("model_id:", "run_id:"))]
+        described.write_text("\n".join([*known, f"model_id: {model.model_id}", f"run_id: {run_id}"]) + "\n")
+        client.log_model_artifacts(model.model_id, str(made))
+        client.finalize_logged_model(model.model_id, "READY")
+    outputs = run.outputs.model_outputs if run.outputs is not None else []
+    if not any(output.model_id == model.model_id for output in outputs):
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+
+
+def _begun(client: Any, experiment: str, run_id: str, step: int) -> Any:
+    """The model of this step that an attempt has left which broke off; what others have left half is taken away."""
+    models = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
+    own = [model for model in models if model.name == _NAME and str(model.status) in ("PENDING", "READY")]
+    of_step = [model for model in own if model.tags.get(_STEP) == str(step)]
+    found = max(of_step, key=lambda model: str(model.status) == "READY", default=None)
+    for model in own:
+        if model is not found and str(model.status) == "PENDING":
+            client.delete_logged_model(model.model_id)
+    return found
 
 
 def _data_spec(run_dir: Path) -> dict[str, Any]:

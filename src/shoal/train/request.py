@@ -35,6 +35,8 @@ class RunRequest:
     """Seconds from `started` to the run's first step, where an earlier start of the workers has made it."""
     marks: dict[str, float] = field(default_factory=dict)
     """Seconds from `started` to what was done before the worker began: connecting, forking, meeting."""
+    launch: dict[str, str] = field(default_factory=dict)
+    """Launcher and address that were asked for: a resume must be told them again."""
     on_saved: Callable[[Path, Mapping[str, float]], None] = lambda path, metrics: None
     """Called on every worker once it is known that a checkpoint is committed: where, and its validation metrics."""
 

@@ -1,7 +1,7 @@
 """How a run went, in one object: what `--json` prints and summary.json keeps."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class Origin:
     restarts: int = 0
     first_step_s: float | None = None
     """Seconds to the first step, where it was made before the workers were started again."""
+    launch: dict[str, str] = field(default_factory=dict)
+    """Launcher and address that were asked for."""
 
 
 def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | None = None) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | 
     waited_s = clock.total_s.get("data", 0.0)
     summary["data"] = {"wait_share": round(waited_s / max(stepping_s, 1e-9), 4), **run.data.total}
     if status == "interrupted":
-        summary["resume"] = resume_command(origin.run_dir)
+        summary["resume"] = resume_command(origin.run_dir, origin.launch)
     if run.items != "samples":
         summary[f"{run.items}_per_s"] = round(run.items_done / max(stepping_s, 1e-9), 2)
     return summary

@@ -5,6 +5,7 @@
 It reads the folder and nothing else, so that nothing in it can stop or slow a training. It ends with its parent.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -13,14 +14,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import ValidationError, create_model
 
 from shoal.core.errors import UserError
-from shoal.core.secrets import scrub
+from shoal.core.secrets import scrub, scrubbed
+from shoal.core.storage import to_json_line, write_atomically
 from shoal.observe.track.progress import FOLDER
 from shoal.observe.track.section import ENVIRONMENT, SINKS, TrackSection
 from shoal.recipe.load import LoadedRecipe
@@ -30,6 +32,7 @@ from shoal.recipe.references import environment, hide_values, resolve_references
 from shoal.recipe.yaml_tree import Tree, read_yaml
 
 LOG = "log"
+_SENT = "sent_to.json"
 END = b"end\n"
 """What the parent says when the run is over."""
 _PACKAGES = {
@@ -49,22 +52,47 @@ class Asked:
 
     section: TrackSection
     hide: Callable[[str], str]
+    given: Tree = field(default_factory=dict)
+    """The section as it was written, with references in it."""
 
 
 def read_asked(run_dir: Path, overrides: Iterable[str] = ()) -> Asked:
-    """The section in a run's recipe, with overrides laid over it; all else of the recipe may be out of date."""
+    """The section in a run's recipe, with overrides laid over it; all else of the recipe may be out of date. Where
+    neither says where to, it is where the run was sent before."""
     by_path = override_paths(overrides)
     if other := next((path for path in by_path if path[0] != "track"), None):
         raise UserError(f"{'.'.join(other)}: only fields of track can be given here, such as track.mlflow=true")
     tree, _ = read_yaml(run_dir / "recipe.yaml")
-    given = merge({"track": tree.get("track") or {}}, overlay_of(by_path))
+    over = overlay_of(by_path)
+    asked = _asked(merge({"track": tree.get("track") or {}}, over))
+    before = _read_sent(run_dir) if not asked.section.sinks else {}
+    return _asked(merge({"track": before}, over)) if before else asked
+
+
+def _asked(given: Tree) -> Asked:
     values, references = resolve_references(given, environment())
     try:
         section: TrackSection = _OnlyTrack.model_validate(values).track  # type: ignore[attr-defined]
     except ValidationError as error:
         raise UserError(describe(error, references, {})) from None
     _check(section, given)
-    return Asked(section, lambda text: scrub(hide_values(text, values, references)))
+    return Asked(section, lambda text: scrub(hide_values(text, values, references)), given["track"])
+
+
+def _read_sent(run_dir: Path) -> Tree:
+    try:
+        value = json.loads((run_dir / FOLDER / _SENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _remember(run_dir: Path, asked: Asked, sinks: Iterable[str]) -> None:
+    """Where a run was sent to that did not ask for it, so that it can be sent there again by its name alone."""
+    sent = {name: asked.given[name] for name in sinks if scrubbed(asked.given[name], name) == asked.given[name]}
+    if sent:
+        with contextlib.suppress(OSError):  # a full disk: it must be said again, next time
+            write_atomically(run_dir / FOLDER / _SENT, to_json_line(_read_sent(run_dir) | sent) + "\n")
 
 
 def check_tracking(loaded: LoadedRecipe, is_here: bool = True) -> None:
@@ -130,6 +158,12 @@ class Tracking:
             return self._finish(self._section.wait_s if wait_s is None else wait_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run is done
             return [f"track: {scrub(str(error))}; send what is left: {track_command(self._run_dir)}"]
+
+    def leave(self) -> None:
+        """This process has nothing more to do with the run: what becomes of it, the other one reads in its folder."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has ended already, or is being told
+            self._process.stdin.close()
 
     def _finish(self, wait_s: float) -> list[str]:
         assert self._process.stdin is not None
@@ -218,10 +252,12 @@ def main(arguments: list[str]) -> None:
 
 
 def send_now(run_dir: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Send what was not sent yet, in a process of its own; says for each sink where to, and what went wrong if it did.
+    """Send what was not sent yet, in a process of its own; says for each sink where to, what went wrong if it did, and
+    what is left to type if something is.
 
     `UserError` where nothing is asked for, or not so.
     """
+    overrides = list(overrides)
     asked = read_asked(run_dir, overrides)
     if not asked.section.sinks:
         raise UserError(
@@ -237,7 +273,19 @@ def send_now(run_dir: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         raise UserError(
             f"track: the process that sends ended with status {done.returncode}; see {run_dir / FOLDER / LOG}"
         ) from None
-    return found
+    _remember(run_dir, asked, [name for name in found["targets"] if name not in found["problems"]])
+    return found | {"next": _next(run_dir, asked.section)}
+
+
+def _next(run_dir: Path, section: TrackSection) -> dict[str, str]:
+    """sink -> a command, where what was written is not where it should be in the end."""
+    from shoal.observe.track.facts import read_facts
+    from shoal.observe.track.to_wandb import wandb_sync
+
+    if section.wandb is None:
+        return {}
+    command = wandb_sync(section.wandb, run_dir, read_facts(run_dir, is_at_work=True).key)
+    return {} if command is None else {"wandb": command}
 
 
 if __name__ == "__main__":

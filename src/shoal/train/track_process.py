@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import logging
 import os
 import select
+import shutil
 import sys
 import threading
 import time
@@ -17,7 +19,7 @@ from filelock import FileLock, Timeout
 from shoal.observe.runs import read_events
 from shoal.observe.track.build import make_followers
 from shoal.observe.track.facts import ENDS
-from shoal.observe.track.follow import Follower
+from shoal.observe.track.follow import Follower, is_gone
 from shoal.observe.track.progress import FOLDER
 from shoal.train.mlflow_model import log_model
 from shoal.train.track import END, LOG, Asked
@@ -32,6 +34,8 @@ _SETTINGS = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """For packages that take no arguments: not to wait long, and not to tell their makers."""
+_REPEATING = ("urllib3.connectionpool", "opentelemetry.exporter")
+"""Loggers of packages that tell of every attempt; why nothing was taken is told once, in words of ours."""
 _LOOK_S = 0.5
 _FOR_A_WORD_S = 25.0
 """How long one that has lost its parent waits for what the launcher has to say of that."""
@@ -56,7 +60,7 @@ def beside(run_dir: Path, asked: Asked, parent: int) -> NoReturn:
     for thread in threads:
         thread.start()
     say(f"following, for {', '.join(asked.section.sinks)}")
-    if not _wait_for_end(run_dir, parent):
+    if not _wait_for_end(run_dir, parent) or is_gone(run_dir):
         is_at_work.clear()
     ending.set()
     deadline = time.monotonic() + asked.section.wait_s
@@ -64,7 +68,16 @@ def beside(run_dir: Path, asked: Asked, parent: int) -> NoReturn:
         thread.join(max(0.0, deadline - time.monotonic()))
     left = [follower.name for follower in followers if not follower.is_done]
     say(f"ends; not all was sent to {', '.join(left)}" if left else "ends; all is sent")
+    if is_gone(run_dir):
+        _clear(run_dir)
     _leave(1 if left else 0)
+
+
+def _clear(run_dir: Path) -> None:
+    """What this process has written while the folder was being taken away must not keep it there."""
+    shutil.rmtree(run_dir / FOLDER, ignore_errors=True)
+    with contextlib.suppress(OSError):  # there is more, of somebody else
+        run_dir.rmdir()
 
 
 def once(run_dir: Path, asked: Asked) -> NoReturn:
@@ -119,6 +132,8 @@ def _wait_for_end(run_dir: Path, parent: int) -> bool:
             break  # it has closed its end, which only happens when it ends
     began = sum(event["event"] == "start" for event in read_events(run_dir))
     for _ in range(round(_FOR_A_WORD_S / _LOOK_S)):
+        if is_gone(run_dir):
+            return False
         events = read_events(run_dir)
         last = next((event["event"] for event in reversed(events) if event["event"] in (*ENDS, "start")), "start")
         if last in ENDS or sum(event["event"] == "start" for event in events) > began:
@@ -136,6 +151,8 @@ def _prepare(run_dir: Path, asked: Asked) -> tuple[Callable[[str], None], Callab
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    for name in _REPEATING:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     _write_to_log(run_dir / FOLDER / LOG, asked.hide)
 
     def say(words: str) -> None:

@@ -69,6 +69,9 @@ class Vitals:
     """Since this start, as far as was told."""
     _since_line: _Spent = field(default_factory=_Spent)
     _line_at: float = field(default_factory=time.monotonic)
+    _has_line: bool = False
+    _everybody_uses: torch.Tensor | None = None
+    """As of the last exchange, a row a rank."""
     _asked_at: float = -math.inf
     _uses: list[float] = field(default_factory=lambda: [math.nan] * len(system.NAMES))
 
@@ -85,9 +88,11 @@ class Vitals:
         means = everybody[:, len(own) : first + len(PHASES)].mean(0).tolist()
         for total in (self._in_all, self._since_line):
             total.add(spent, means[0])
+        self._everybody_uses = uses
         means[1] = float(spent[0, 0])  # getting ready ends for all at once, and is told from when rank 0's clock began
         mean_s = {phase: round(value, 6) for phase, value in zip(PHASES, means[1:], strict=True) if value > 0}
-        return Told(everybody[:, : len(own)], mean_s, self._line(uses))
+        is_due = time.monotonic() - self._line_at >= self._every_s
+        return Told(everybody[:, : len(own)], mean_s, self._line() if is_due else None)
 
     def _ask_system(self) -> list[float]:
         """Not at every report: between two, a worker uses what it used."""
@@ -106,12 +111,18 @@ class Vitals:
     def _every_s(self) -> float:
         return self.workers_every_s * max(1.0, self.group.world_size / _AS_OFTEN_AS)
 
-    def _line(self, uses: torch.Tensor) -> Workers | None:
-        passed_s = time.monotonic() - self._line_at
-        if self.system is None or self.group.rank != 0 or passed_s < self._every_s:
+    def last_line(self) -> Workers | None:
+        """At the end of a start that was too short for one, as far as was told; asks nobody. None where there was one:
+        what comes last, a save and an evaluation, is not what most of the time went to."""
+        return None if self._has_line else self._line()
+
+    def _line(self) -> Workers | None:
+        since, uses = self._since_line, self._everybody_uses
+        if self.system is None or self.group.rank != 0 or since.seconds is None or uses is None:
             return None
-        since, self._since_line, self._line_at = self._since_line, _Spent(), time.monotonic()
-        assert since.seconds is not None
+        now = time.monotonic()
+        passed_s, self._since_line, self._line_at = now - self._line_at, _Spent(), now
+        self._has_line = True
         by_phase = dict(zip(PHASES, since.seconds.T.tolist(), strict=True))
         by_name = {
             name: [_known(value) for value in column]

@@ -41,7 +41,7 @@ from shoal.train.failure import in_words
 from shoal.train.initial import Initial, fill
 from shoal.train.loop import run_loop
 from shoal.train.memory_snapshot import memory_history, snapshot_on_oom
-from shoal.train.plan import check_whole, make_plan
+from shoal.train.plan import Plan, check_whole, make_plan
 from shoal.train.profiling import make_profiler
 from shoal.train.request import RunRequest
 from shoal.train.restore import Restored, on_first, restore_newest
@@ -311,25 +311,41 @@ def _assemble(
         stop=_stop(own_stop, stop if process.world_size > 1 else own_stop, built.unit, state),
         group=process.group,
         clock=clock,
-        vitals=_vitals(built, process, clock),
+        vitals=_vitals(built, plan, process, clock),
         profiler=make_profiler(recipe.observe.profile, request.run_dir, process, observer),
     )
 
 
-def _vitals(built: Built, process: Process, clock: Clock) -> Vitals:
-    recipe, device, dataset = built.recipe, process.device, built.datasets.train
-    strategy = choose_strategy(recipe.parallel, process.world_size)
-    around = Circumstances(
-        is_gpu=device.type == "cuda",
-        strategy=strategy,
+def _vitals(built: Built, plan: Plan, process: Process, clock: Clock) -> Vitals:
+    recipe, device = built.recipe, process.device
+    system = SystemWatch(device.index if device.type == "cuda" else None) if recipe.observe.phases else None
+    return Vitals(process.group, clock, _circumstances(built, plan, process), system, recipe.observe.workers_every_s)
+
+
+def _circumstances(built: Built, plan: Plan, process: Process) -> Circumstances:
+    recipe, loading, is_gpu = built.recipe, built.feeding.train, process.device.type == "cuda"
+    micro_batch = recipe.micro_batch(built.unit.data_size)
+    return Circumstances(
+        is_gpu=is_gpu,
+        strategy=choose_strategy(recipe.parallel, process.world_size),
         precision=recipe.train.precision,
         compiles=recipe.train.compile,
         compresses=recipe.parallel.compress != "none",
-        readers=recipe.data.workers if recipe.data is not None else "auto",
-        can_add_readers=built.feeding.kind != "ray" and not isinstance(dataset, IterableRows),
+        accumulates=micro_batch * built.unit.data_size < recipe.train.global_batch,
+        readers=loading.workers,
+        most_readers=loading.most_workers,
+        loader="iterable" if isinstance(built.datasets.train, IterableRows) else built.feeding.kind,
+        can_reside=is_gpu and getattr(recipe.data, "resident", True) is False,
+        settings={
+            "train.global_batch": recipe.train.global_batch,
+            "train.micro_batch": micro_batch,
+            "parallel.sync_every": recipe.parallel.sync_every,
+            "checkpoint.every_steps": plan.save_every,
+            "evaluate.every_steps": plan.evaluate_every,
+            "evaluate.batch": recipe.evaluate.batch or micro_batch,
+            "observe.every_steps": plan.report_every,
+        },
     )
-    system = SystemWatch(device.index if device.type == "cuda" else None) if recipe.observe.phases else None
-    return Vitals(process.group, clock, around, system, recipe.observe.workers_every_s)
 
 
 def _stop(
@@ -363,6 +379,7 @@ def _run(
         restarts=request.restarts,
         samples_before=run.state.samples,
         first_step_s=request.first_step_s,
+        launch=request.launch,
     )
     is_watched = process.world_size > 1 and run.recipe.observe.phases
     try:
@@ -385,6 +402,7 @@ def _run(
         message = request.loaded.hide(str(failure)) or type(failure).__name__
         with contextlib.suppress(OSError):  # the disk may be what failed
             facts = {"error": type(error).__name__, "message": message}
+            _tell_of_workers(run, folder)
             folder.write_summary(summarise(run, origin, "failed") | {"error": message})
             run.observer.event("failed", _end_facts(run) | facts)
         raise failure from error.__cause__
@@ -406,9 +424,16 @@ def _end(run: Training, folder: RunFolder, process: Process, summary: dict[str, 
     """Write down how the run ended; the others return only that."""
     if not process.is_first:
         return {"status": summary["status"], "ended_by": summary["ended_by"]}
+    _tell_of_workers(run, folder)
     folder.write_summary(summary)
     run.observer.event(summary["status"], _end_facts(run))
     return summary
+
+
+def _tell_of_workers(run: Training, folder: RunFolder) -> None:
+    """What each worker did, in a run that was too short for a line of workers.jsonl: one comes every few seconds."""
+    if (line := run.vitals.last_line()) is not None:
+        folder.add_workers(run.state.step, line, time.time())
 
 
 def _end_facts(run: Training) -> dict[str, Any]:

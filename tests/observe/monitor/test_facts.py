@@ -21,6 +21,7 @@ from shoal.observe.monitor.look import Look
 from shoal.observe.monitor.standing import is_over
 from shoal.observe.monitor.watch import RunWatch
 from shoal.observe.monitor.wording import ending
+from shoal.observe.runs import resume_command
 from tests.made_run import BEGAN, make_run
 
 
@@ -101,6 +102,21 @@ def test_a_failed_run_says_why_and_how_to_go_on(tmp_path: Path) -> None:
     facts = look_at(folder)
     assert facts.status == "failed"
     assert ending(facts) == f"failed at step 120: loss is nan; go on with: shoal train --resume {folder}"
+
+
+def test_how_to_go_on_says_where_the_run_ran(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", ended="interrupted")
+    launch = {"launcher": "ray", "address": "10.0.0.1:6379"}
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    lines = [line | ({"launch": launch} if line["event"] == "start" else {}) for line in lines]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = f"shoal train --resume {folder} --launcher ray --address 10.0.0.1:6379"
+    assert ending(look_at(folder)).endswith(f"; go on with: {command}") and resume_command(folder, launch) == command
+
+
+@pytest.mark.parametrize("launch", [None, {}, {"launcher": "auto"}, {"launcher": None, "address": ""}, "ray", [1]])
+def test_where_nothing_was_asked_for_there_is_nothing_to_say_again(launch: object) -> None:
+    assert resume_command(Path("a b"), launch) == "shoal train --resume 'a b'"
 
 
 def test_the_numbers_are_one_json_object(going: Path) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from shoal.observe.event_words import event_words, one_line
 from shoal.observe.monitor.facts import Facts, facts_of
 from shoal.observe.monitor.frame import frame
 from shoal.observe.monitor.look import COLOURS, LETTERS, Look, look_of
 from shoal.observe.monitor.panels import newest
-from shoal.observe.monitor.values import one_line
 from shoal.observe.monitor.watch import RunWatch
-from shoal.observe.monitor.wording import amount, duration, event_words, share, short_time, size
 from shoal.observe.monitor.worker_rows import some_of, worker_rows
+from shoal.observe.number_words import amount, duration, share, short_time, size
 from shoal.observe.phases import PHASES
 from tests.made_run import make_run
 
@@ -54,13 +54,27 @@ def test_everything_is_there_at_usual_sizes(facts: Facts, width: int, height: in
     shown = text_of(facts, width, height)
     for words in (
         *("digits-a  done  ddp · 2 workers · cpu · 1 restart", "step 400/400", "100%", "1 min 02 s elapsed"),
-        *("verdict    compute: 72%", "640 samples/s now, 640 over the run (+0%)", "whole run", "backward 44%"),
+        *(
+            "verdict    compute: 72%",
+            "640 samples/s over the run, 640 in its last minute (+0%)",
+            "whole run",
+            "backward 44%",
+        ),
         *("checkpoint step 400", "223 kB", "goodput    80.0% of worker time", "train_loss 0.0821", "val_accuracy"),
         *("step 400", "◀ slowest", "events: 1 failure, 1 restart", "worker 1: the worker's process was killed"),
     ):
         assert words in shown
     assert any(0x2800 < ord(character) < 0x2900 for character in shown)
     assert "q quits" in shown
+
+
+def test_before_the_first_line_on_workers_it_is_said_when_there_will_be_one(tmp_path: Path) -> None:
+    for status, words in ((None, "not told yet"), ("failed", "not known")):
+        folder = make_run(tmp_path / str(status), ended=status)
+        (folder / "workers.jsonl").unlink()
+        watch = RunWatch(folder)
+        watch.poll()
+        assert f"rank  where its time goes: {words} (see observe.workers_every_s)" in text_of(facts_of(watch), 80, 30)
 
 
 def test_larger_ones_show_more(facts: Facts) -> None:
@@ -167,5 +181,8 @@ def test_what_others_wrote_is_shown_in_one_line_without_controls() -> None:
     assert one_line("a\x1b[31mb\tc\x07\nsecond") == "a [31mb c "
     assert event_words({"event": "failure", "rank": 3, "message": "lost\x1b]0;x\x07"}) == "worker 3: lost ]0;x "
     assert event_words({"event": "failure"}) == "failure"  # it lacks what the words need
-    assert event_words({"event": "brand_new", "x": 1}) == "brand new"
-    assert event_words({"event": "early_stop", "step": 3, "metric": "m", "best": "?"}) == "early stop"
+    assert event_words({"event": "brand_new", "x": 1}) == "brand new, x=1"
+    assert (
+        event_words({"event": "early_stop", "step": 3, "metric": "m", "best": "?"})
+        == "early stop, step=3, metric=m, best=?"
+    )

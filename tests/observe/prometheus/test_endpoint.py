@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from shoal.bench.cluster import free_ports
-from shoal.observe.prometheus.endpoint import Server, serve, serve_or_warn
+from shoal.observe.prometheus import endpoint
+from shoal.observe.prometheus.endpoint import Endpoint, Server, serve
 from shoal.observe.prometheus.exposition import CONTENT_TYPE, Exposition
 from shoal.observe.prometheus.names import Sample
 from shoal.observe.records import Report
@@ -49,6 +50,13 @@ def server(exposition: Exposition) -> Iterator[Server]:
     found = serve(exposition, "127.0.0.1", 0)
     yield found
     found.close()
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def get(port: int, path: str = "/metrics") -> tuple[str, str]:
@@ -86,26 +94,67 @@ def test_it_has_nothing_else(server: Server) -> None:
         get(server.port, "/../etc/passwd")
 
 
-def test_a_port_that_is_taken_is_a_warning(server: Server, exposition: Exposition) -> None:
+def test_who_opens_it_in_a_browser_is_shown_the_way(server: Server) -> None:
+    for path in ("/", "/?x"):
+        text, kind = get(server.port, path)
+        assert kind == "text/html; charset=utf-8" and '<a href="/metrics">/metrics</a>' in text
+
+
+def test_a_port_that_stays_taken_is_a_warning(
+    server: Server, exposition: Exposition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "_PORT_WAIT_S", 0.3)
+    monkeypatch.setattr(endpoint, "_TRY_EVERY_S", 0.05)
     told = Told()
-    assert serve_or_warn(exposition, "127.0.0.1", server.port, told) is None
+    began = time.monotonic()
+    found = Endpoint(exposition, "127.0.0.1", server.port, told)
+    assert time.monotonic() - began < 0.2 and told.events == [], "nobody waits for it"
+    wait_for(lambda: told.events)
+    found.close()
     ((name, fields),) = told.events
     assert name == "warning" and fields["message"].startswith("observe.metrics_port: ")
     assert str(server.port) in fields["message"] and "choose another" in fields["message"]
 
 
+def test_a_run_that_ends_before_the_port_is_free_says_so_and_does_not_wait(
+    server: Server, exposition: Exposition
+) -> None:
+    told = Told()
+    found = Endpoint(exposition, "127.0.0.1", server.port, told)
+    began = time.monotonic()
+    found.close()
+    assert time.monotonic() - began < 1.0 and [name for name, _ in told.events] == ["warning"]
+    found.close()
+    assert len(told.events) == 1
+
+
+def test_a_port_that_the_one_before_still_holds_is_taken_when_it_is_free(exposition: Exposition) -> None:
+    before, told = serve(exposition, "127.0.0.1", 0), Told()
+    found = Endpoint(exposition, "127.0.0.1", before.port, told)
+    try:
+        before.close()
+        wait_for(lambda: told.events)
+        assert told.events == [("metrics", {"url": f"http://127.0.0.1:{before.port}/metrics"})]
+        assert "shoal_run_step" in get(before.port)[0]
+    finally:
+        found.close()
+    with pytest.raises(OSError):
+        get(before.port)
+
+
 def test_a_host_that_is_none_is_a_warning(exposition: Exposition) -> None:
     told = Told()
-    assert serve_or_warn(exposition, "no-such-host.invalid", 0, told) is None
-    assert [name for name, _ in told.events] == ["warning"]
+    found = Endpoint(exposition, "no-such-host.invalid", 0, told)
+    assert found.server is None and [name for name, _ in told.events] == ["warning"]
 
 
 def test_where_it_is_is_told(exposition: Exposition) -> None:
     told = Told()
-    found = serve_or_warn(exposition, "127.0.0.1", 0, told)
-    assert found is not None
+    found = Endpoint(exposition, "127.0.0.1", 0, told)
+    assert found.server is not None
+    port = found.server.port
     found.close()
-    assert told.events == [("metrics", {"url": f"http://127.0.0.1:{found.port}/metrics"})]
+    assert told.events == [("metrics", {"url": f"http://127.0.0.1:{port}/metrics"})]
 
 
 def test_its_port_is_free_when_it_is_closed(exposition: Exposition) -> None:

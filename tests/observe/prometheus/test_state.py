@@ -201,6 +201,41 @@ def test_goodput_goes_on_over_a_restart(tmp_path: Path) -> None:
     assert after == pytest.approx((before * 8.0 + 10.0) / 28.0)
 
 
+@pytest.mark.parametrize("ahead_s", [-600.0, 600.0])
+def test_clocks_that_differ_by_minutes_do_no_harm(tmp_path: Path, ahead_s: float) -> None:
+    """The folder's last words were written by a machine whose clock is behind, or ahead."""
+    folder = tmp_path / "r"
+    folder.mkdir()
+    began = 10_100.0 + ahead_s
+    first = [
+        {"time": began, "event": "start", **START, "asked": began - 5.0},
+        {"time": began + 3.0, "event": "save", "step": 10},
+        {"time": began + 3.0, "event": "failure", "kind": "died"},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in first))
+    (folder / "metrics.jsonl").write_text(json.dumps(report(10, began + 1.0).to_record()) + "\n")
+    past = value(folder_samples(folder), "shoal_goodput_ratio")
+    assert past == pytest.approx(0.8 / 8.0), "by the run's own times, whatever the time is here"
+    state = RunState("r")
+    state.remember(*read_past(folder))
+    state.event("start", START | {"asked": 10_110.0}, 10_113.0)
+    state.report(report(20, 10_123.0, seconds={"forward": 10.0}))
+    samples = samples_of(state, 10_123.0)
+    # Two workers: eight seconds before, thirteen now, ten of them useful; nothing of it lies in what is past.
+    assert value(samples, "shoal_goodput_ratio") == pytest.approx((2 * 0.8 + 2 * 10.0) / (2 * 8.0 + 2 * 13.0))
+    state.event("save", {"step": 20}, 10_124.0)
+    interval_s = value(samples_of(state, 10_124.0), "shoal_checkpoint_interval_seconds")
+    assert interval_s == pytest.approx(11.0), "since the start"
+
+
+@pytest.mark.parametrize("now", [0.0, 90.0, 1e9])
+def test_goodput_is_a_share_whatever_the_clock_says(now: float) -> None:
+    state = started()
+    state.report(report(10, 101.0))
+    goodput = value(samples_of(state, now), "shoal_goodput_ratio")
+    assert goodput is None or 0.0 <= goodput <= 1.0
+
+
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "workers.jsonl", "recipe.yaml"])
 def test_a_folder_in_which_something_is_missing_or_broken_tells_what_is_left(tmp_path: Path, name: str) -> None:
     folder = make_run(tmp_path / "r")

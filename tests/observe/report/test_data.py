@@ -20,6 +20,7 @@ from shoal.observe.report.run_data import run_data
 from shoal.observe.report.workers import slowest
 from shoal.observe.report.write import inert, scrubbed
 from shoal.observe.runs import read_metrics
+from shoal.train.profile_table import operator_table
 from tests.made_run import BEGAN, RESTART_S, make_run
 
 
@@ -61,7 +62,9 @@ def test_the_head_and_the_figures(made: Path) -> None:
     assert (data["name"], data["status"], data["failed_because"]) == ("digits-aaaa", "done", None)
     assert data["verdict"]["words"].startswith("compute: ") and data["verdict"]["is_final"]
     assert (figure(data, "Step"), figure(data, "Workers"), figure(data, "Restarts")) == (400, 2, 1)
-    assert figure(data, "Samples/s") == 640.0 and figure(data, "Time left") is None and figure(data, "Cost") is None
+    assert (
+        figure(data, "Mean samples/s") == 640.0 and figure(data, "Time left") is None and figure(data, "Cost") is None
+    )
     assert figure(data, "Wall time") == pytest.approx(5 + 25 + RESTART_S + 20, abs=0.2)
 
 
@@ -115,6 +118,32 @@ def test_workers_of_the_latest_start_and_the_slowest_of_them(made: Path) -> None
     assert len(workers["usage"]["of"]["cpu_cores"]) == 2
 
 
+def test_where_nothing_tells_of_each_worker_it_is_said_why(copy: Path) -> None:
+    assert data_of(copy)["workers"]["untold"] is None
+    (copy / "workers.jsonl").write_text("")
+    written = "written every 10 s (observe.workers_every_s) and when a run ends by itself"
+    assert data_of(copy)["workers"]["untold"] == (
+        f"What each worker did is not known: that is {written}, and this one ended before."
+    )
+    text = (copy / "recipe.yaml").read_text()
+    (copy / "recipe.yaml").write_text(text.replace("  phases: true", "  phases: false"))
+    assert "observe.phases is false" in data_of(copy)["workers"]["untold"]
+    (copy / "recipe.yaml").write_text("name: old\n")
+    assert "of a version of Shoal that did not" in data_of(copy)["workers"]["untold"]
+
+
+def test_a_rate_is_the_mean_over_the_run_where_no_summary_tells_it(copy: Path) -> None:
+    (copy / "summary.json").unlink()
+
+    def slower(report: dict[str, Any]) -> dict[str, Any]:
+        if report["step"] > 300 and "samples_per_s" in report["metrics"]:
+            report["metrics"]["samples_per_s"] = 240.0
+        return report
+
+    rewrite(copy / "metrics.jsonl", slower)
+    assert figure(data_of(copy), "Mean samples/s") == pytest.approx(0.75 * 640 + 0.25 * 240)
+
+
 def test_of_many_workers_the_range_is_drawn(copy: Path) -> None:
     def widen(line: dict[str, Any]) -> dict[str, Any]:
         for group in ("seconds", "system"):
@@ -139,7 +168,7 @@ def test_what_happened_in_words_and_on_a_time_axis(made: Path) -> None:
     told = [(event["kind"], event["tone"]) for event in story["events"]]
     assert ("failure", "bad") in told and ("forgotten", "warn") in told and told[-1][0] in ("done", "save")
     words = " | ".join(event["words"] for event in story["events"])
-    assert "killed by SIGKILL" in words and "steps 200 to 250 were lost" in words and "step 100 saved" in words
+    assert "killed by SIGKILL" in words and "steps after 200 up to 250 are lost" in words and "step 100 saved" in words
     assert [(one["doing"], round(one["from"]), round(one["to"])) for one in story["stretches"]] == [
         ("starting", 0, 5),
         ("training", 5, 30),
@@ -183,13 +212,21 @@ def test_checkpoints_say_what_became_of_them(copy: Path) -> None:
 def test_a_profile_is_told_with_its_trace_and_a_trace_is_not_taken_for_one(copy: Path) -> None:
     folder = copy / "profile"
     folder.mkdir()
-    operators = [{"name": f"op{i}", "calls": 3, "self_cpu_s": i / 10, "cpu_s": 9.0} for i in range(5)]
-    record = {"rank": 1, "steps": [11, 13], "seconds": 0.5, "operators": operators}
+    operators = [
+        {"name": f"op{i}", "calls": 4, "self_cpu_s": i / 10, "cpu_s": 9.0, "self_device_s": 0.0, "device_s": 0.0}
+        for i in range(5)
+    ]
+    record = {"rank": 1, "device": "cpu", "steps": [11, 13], "seconds": 0.5, "operators": operators[::-1]}
     (folder / "rank-1.json").write_text(json.dumps(record))
     (folder / "rank-1.trace.json").write_text(json.dumps({"traceEvents": []}))
     (folder / "half.json").write_text('{"operators": [')
     (profile,) = data_of(copy)["profiles"]
     assert [row["name"] for row in profile["operators"]] == ["op4", "op3", "op2", "op1", "op0"]
+    heading, *rows = operator_table(record)
+    assert heading[1:] == ["ms a step", "share", "with callees", "calls a step"], "the page has the same columns"
+    for row, words in zip(profile["operators"], rows, strict=True):
+        shown = [f"{1e3 * row['own_s']:.3f}", f"{row['share']:.1%}", f"{1e3 * row['all_s']:.3f}", f"{row['calls']:.1f}"]
+        assert [row["name"], *shown] == words
     assert (profile["rank"], profile["trace"], profile["link"]) == (1, "rank-1.trace.json", "profile/rank-1.trace.json")
     (elsewhere,) = run_data(read_folder(copy), copy.parent / "page.html")["profiles"]
     assert elsewhere["link"] is None
@@ -384,7 +421,8 @@ def test_what_differs_between_runs(made: Path, tmp_path: Path) -> None:
     assert {row["label"]: row["values"] for row in data["recipe"]} == {"cluster.price_per_hour": [None, "2.0"]}
     rows = {row["label"]: row for row in data["outcome"]}
     assert rows["restarts"]["values"] == [1, 0] and rows["restarts"]["best"] == [1]
-    assert rows["samples/s"]["best"] == []  # the same
+    assert rows["mean samples/s"]["best"] == []  # the same
+    assert rows["bottleneck"]["values"] == ["compute", "compute"]
     losses = next(chart for chart in data["charts"] if chart["title"] == "val_loss")
     assert [len(one["step"]) for one in losses["series"]] == [4, 3] and [one["run"] for one in losses["series"]] == [
         0,

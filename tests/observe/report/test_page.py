@@ -79,6 +79,31 @@ def test_a_page_opens_in_silence_and_draws_everything(browser: Browser, page_fil
     assert opened.is_quiet, (opened.complaints, opened.requests)
 
 
+def test_a_share_says_what_it_is_of(browser: Browser, page_file: Path) -> None:
+    page = browser.open(page_file).page
+    assert page.locator("#ledger th", has_text="Of all worker time").count() == 1
+    steps = page.locator("#steps")
+    assert steps.locator("figcaption .note").inner_text() == "Shares are of a step."
+    of_a_step, of_all = (one.inner_text().replace("\n", " ") for one in steps.locator(".legend").all())
+    assert "wait for others 8.0 %" in of_a_step and "wait for others 3.2 s · 8.0 %" in of_all
+    assert steps.locator("> .note").inner_text().startswith("Shares are of these 40 s, the mean of a worker.")
+
+
+@pytest.mark.parametrize(("factor", "words"), [(0.9, "Nothing tells what"), (1.02, "more than that, where what two")])
+def test_a_ledger_that_does_not_add_up_says_so(
+    browser: Browser, run_dir: Path, tmp_path: Path, factor: float, words: str
+) -> None:
+    folder = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["seconds"] = {phase: factor * seconds for phase, seconds in line["seconds"].items()}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ledger = browser.open(write_report(folder)).page.locator("#ledger")
+    assert words in ledger.locator(".section-head .note").inner_text()
+    assert ("not accounted for" in ledger.inner_text()) == (factor < 1)
+    assert not re.search(r"-\d", ledger.locator("tbody").inner_text())
+
+
 def test_pointing_at_a_chart_shows_its_values(browser: Browser, page_file: Path) -> None:
     page = browser.open(page_file).page
     chart = page.locator(FIRST_CHART)

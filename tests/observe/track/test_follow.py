@@ -1,4 +1,5 @@
 import json
+import shutil
 import threading
 import time
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ def test_a_sink_that_is_away_gets_all_later(tmp_path: Path) -> None:
     folder, sink, said = make_run(tmp_path / "run"), Memory(is_away=True), list[str]()
     one = follower(folder, sink, said)
     assert not one.sync(is_at_work=False) and not one.sync(is_at_work=False)
-    assert said == ["memory: not sent, will try again: ConnectionError: http://***@host is away"], "once, no secret"
+    assert said == ["memory: not sent, will try again: here: http://***@host is away"], "once, no secret"
     kept = Progress.read(folder, "memory", "here")
     assert not kept.complete and "hunter2" not in kept.path.read_text() and "is away" in kept.path.read_text()
     sink.is_away = False
@@ -161,6 +162,26 @@ def test_files_are_followed_while_they_grow_and_until_the_end(tmp_path: Path) ->
     sink.is_away = False
     thread.join(10)
     assert one.is_done and sink.ended == ["interrupted"]
+
+
+def test_a_run_that_is_taken_away_before_its_first_step_has_an_end(tmp_path: Path) -> None:
+    folder, sink = make_run(tmp_path / "run", ended=None), Memory()
+    one = follower(folder, sink)
+    assert one.sync(is_at_work=True)
+    shutil.rmtree(folder)
+    assert one.sync(is_at_work=True) and sink.ended == [], "somebody is still at it"
+    sink.is_away = True
+    assert not one.sync(is_at_work=False)
+    sink.is_away = False
+    one.progress.ids["run"] = "which a sink remembers that was away"
+    assert one.sync(is_at_work=False) and one.sync(is_at_work=False)
+    assert sink.ended == ["interrupted"] and sink.told[-1] == "interrupted"
+    assert not folder.exists(), "nothing is written there again"
+
+
+def test_of_a_run_that_was_never_told_nothing_is(tmp_path: Path) -> None:
+    sink = Memory()
+    assert follower(tmp_path / "gone", sink).sync(is_at_work=False) and sink.told == []
 
 
 def test_progress_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ def test_what_was_forgotten_here_is_found_there(root: Path) -> None:
     assert len(client(root).get_metric_history(run.info.run_id, "train_loss")) == 40, "and nothing is twice"
 
 
+def test_a_run_that_is_sent_twice_is_one(root: Path) -> None:
+    folder = make_run(root / "run")
+    for uri in (None, f"sqlite:///{root}/mlflow.db", f"sqlite:///{root}/../{root.name}/mlflow.db"):
+        track(folder, uri=uri)
+    [run] = runs(root)
+    assert len(client(root).get_metric_history(run.info.run_id, "train_loss")) == 40
+
+
 def test_a_run_that_was_deleted_there_is_made_anew(root: Path) -> None:
     folder = make_run(root / "run")
     track(folder)
@@ -161,6 +169,34 @@ def test_long_and_odd_params_are_made_to_fit(root: Path) -> None:
     [run] = runs(root)
     assert 5999 <= len(run.data.params["long"]) <= 6000 and run.data.params["odd_ name_"] == "1"
     assert run.data.params["null_one"] == "null" and run.data.params["field_249"] == "249"
+
+
+def test_a_model_whose_upload_broke_is_finished_by_the_next_attempt(root: Path) -> None:
+    from shoal.train.mlflow_model import _send
+
+    track(make_run(root / "run"))
+    [run] = runs(root)
+    made = root / "made"
+    made.mkdir()
+    (made / "MLmodel").write_text("flavors: {}\n")
+    broken = client(root)
+    broken.log_model_artifacts = lambda *_: (_ for _ in ()).throw(ConnectionError("broke off"))
+
+    def models() -> list[tuple[str, str, str]]:
+        found = client(root).search_logged_models([run.info.experiment_id])
+        return [(model.model_id, str(model.status), model.tags["shoal.step"]) for model in found]
+
+    for step in (300, 400):  # of a run that has gone on since
+        with pytest.raises(ConnectionError):
+            _send(broken, run.info.run_id, made, step)
+    [(begun, *left)] = models()
+    assert left == ["PENDING", "400"], "what nobody will finish is taken away"
+    for _ in range(2):
+        _send(client(root), run.info.run_id, made, 400)
+        assert models() == [(begun, "READY", "400")]
+    [output] = client(root).get_run(run.info.run_id).outputs.model_outputs
+    assert output.model_id == begun
+    assert f"model_id: {begun}" in (made / "MLmodel").read_text()
 
 
 def _resume(folder: Path, root: Path) -> None:

@@ -118,9 +118,18 @@ def test_a_collector_that_refuses_is_tried_again(tmp_path: Path, collector: Coll
     [follower] = make_followers(folder, TrackSection(otlp=OtlpSection(endpoint=collector.url)), print, str)
     collector.status = 400
     assert not follower.sync(is_at_work=False)
-    assert follower.progress.problem is not None and "did not take the spans" in follower.progress.problem
+    assert follower.progress.problem == f"{collector.url}/v1/traces: 400 Bad Request"
     collector.status = 200
     assert follower.sync(is_at_work=False) and len(collector.spans) == 12
+
+
+def test_a_collector_that_is_not_there_is_named_with_the_reason_and_once(tmp_path: Path, collector: Collector) -> None:
+    collector.server.server_close()
+    said: list[str] = []
+    section = TrackSection(otlp=OtlpSection(endpoint=collector.url))
+    [follower] = make_followers(make_run(tmp_path / "run"), section, said.append, str)
+    assert not follower.sync(is_at_work=False) and not follower.sync(is_at_work=False)
+    assert said == [f"otlp: not sent, will try again: {collector.url}/v1/traces: Connection refused"]
 
 
 def test_where_traces_go(monkeypatch: pytest.MonkeyPatch) -> None:

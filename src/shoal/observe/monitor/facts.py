@@ -85,6 +85,8 @@ class Facts:
     """How much of the run's files was read: less than 1 while catching up with a long run."""
     watched: str
     """The metric that checkpoints are kept by."""
+    launch: Mapping[str, Any]
+    """Launcher and address that were asked for."""
 
 
 def facts_of(watch: RunWatch) -> Facts:
@@ -116,7 +118,7 @@ def facts_of(watch: RunWatch) -> Facts:
         silent_s=watch.silent_s(),
         metrics=reports.metrics,
         curves=reports.curves,
-        rates=_rates(reports),
+        rates=_rates(reports, summary),
         phases=phases,
         phases_over_s=over_s,
         verdict=verdict,
@@ -135,12 +137,13 @@ def facts_of(watch: RunWatch) -> Facts:
         clock=clock,
         read_share=watch.read_share() if watch.is_behind else 1.0,
         watched=str(checkpoint.get("metric") or "") if isinstance(checkpoint, dict) else "",
+        launch=start["launch"] if isinstance(start.get("launch"), dict) else {},
     )
 
 
 def to_json(facts: Facts) -> dict[str, Any]:
     """As `shoal monitor --json` prints it."""
-    left_out = ("curves", "events", "clock", "read_share", "watched")
+    left_out = ("curves", "events", "clock", "read_share", "watched", "launch")
     record = {name: value for name, value in vars(facts).items() if name not in left_out}
     record["rates"] = {name: vars(rate) for name, rate in facts.rates.items()}
     record["workers"] = [worker.to_record() for worker in facts.workers]
@@ -188,13 +191,16 @@ def _epochs(recipe: Mapping[str, Any]) -> float | None:
     return number(train.get("epochs")) if isinstance(train, dict) and not is_by_steps else None
 
 
-def _rates(reports: Reports) -> dict[str, Rate]:
+def _rates(reports: Reports, summary: Mapping[str, Any]) -> dict[str, Rate]:
+    """By the reports; the mean of an ended run as its summary has it."""
     found = {}
     for name, (total, seconds) in reports.rates.items():
         late = reports.rate_of[name]
         late_s = sum(s for _, _, s in late)
         if seconds > 0 and late_s > 0:
-            found[name] = Rate(sum(rate * s for _, rate, s in late) / late_s, total / seconds)
+            told = number(summary.get(name))
+            mean = total / seconds if told is None else told
+            found[name] = Rate(sum(rate * s for _, rate, s in late) / late_s, mean)
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from shoal.observe.monitor.values import one_line
+from shoal.observe.event_words import one_line
 from shoal.observe.phases import PHASES
 
 COLOURS = {

@@ -7,20 +7,12 @@ from rich.text import Text
 
 from shoal.core.metrics import direction
 from shoal.observe.console import format_metric
+from shoal.observe.event_words import event_time, event_words, one_line
 from shoal.observe.monitor.chart import chart
 from shoal.observe.monitor.facts import Facts
 from shoal.observe.monitor.lines import LABEL, beside, fit, labelled, order, stretches, title
 from shoal.observe.monitor.look import Look
-from shoal.observe.monitor.values import one_line
-from shoal.observe.monitor.wording import (
-    amount,
-    duration,
-    event_time,
-    event_words,
-    share,
-    short_time,
-    size,
-)
+from shoal.observe.number_words import amount, duration, share, short_time, size
 
 _STATUS_STYLES = {"running": "bold cyan", "done": "bold", "failed": "bold reverse"}
 _KEYS = "q quits"
@@ -100,6 +92,8 @@ def rates(facts: Facts, width: int, look: Look) -> list[Text]:
         rate, unit = facts.rates[name], one_line(name).removesuffix("_per_s")
         against = round(100 * (rate.now / rate.mean - 1)) if rate.mean > 0 else 0
         words = f"{amount(rate.now)} {unit}/s now, {amount(rate.mean)} over the run ({against:+d}%)"
+        if facts.status != "running":
+            words = f"{amount(rate.mean)} {unit}/s over the run, {amount(rate.now)} in its last minute ({against:+d}%)"
         if not parts or len(parts[0] + words) + 3 <= width - LABEL:
             parts.append(words)
     return labelled("rate", Text("   ".join(parts) or "-"), width, 1, look)

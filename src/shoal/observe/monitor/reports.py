@@ -34,6 +34,8 @@ class Reports:
         """Of the last report."""
         self.report_s = 0.0
         """What it covers."""
+        self._stepped_s = 0.0
+        """Of steps since the last rate: an evaluation in between has a report of its own, without one."""
 
     def add(self, record: dict[str, Any], began: float) -> None:
         """A line; `began` stands in for the time of the first one where lines have none (old runs)."""
@@ -58,6 +60,8 @@ class Reports:
 
     def _add_metrics(self, step: int, metrics: dict[str, float], stepping_s: float) -> None:
         self.metrics |= metrics
+        self._stepped_s += stepping_s
+        has_rate = False
         for name, value in metrics.items():
             curve = self.curves.get(name)
             if curve is None and len(self.curves) < _MOST_CURVES:
@@ -68,8 +72,11 @@ class Reports:
                 if name not in self.rates:
                     self.rates[name], self.rate_of[name] = [0.0, 0.0], deque(maxlen=10_000)
                 sums, late = self.rates[name], self.rate_of[name]
-                sums[0] += value * stepping_s
-                sums[1] += stepping_s
-                late.append((self.time, value, stepping_s))
+                sums[0] += value * self._stepped_s
+                sums[1] += self._stepped_s
+                late.append((self.time, value, self._stepped_s))
+                has_rate = True
                 while len(late) > 3 and late[0][0] < self.time - RECENT_S:
                     late.popleft()
+        if has_rate:
+            self._stepped_s = 0.0

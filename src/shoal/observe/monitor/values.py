@@ -22,9 +22,3 @@ def numbers(values: Any) -> dict[str, float]:
 def is_count(value: Any) -> TypeGuard[int]:
     """Whether it is a number of things."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1e15
-
-
-def one_line(text: object) -> str:
-    """Of text that anybody may have written, what can be shown in a line: no controls, no second line."""
-    lines = str(text).strip().splitlines()
-    return "".join(c if c.isprintable() else " " for c in (lines[0] if lines else ""))

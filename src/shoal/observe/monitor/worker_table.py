@@ -7,8 +7,8 @@ from rich.text import Text
 from shoal.observe.monitor.facts import Facts
 from shoal.observe.monitor.lines import fit, order, stretches, title
 from shoal.observe.monitor.look import Look
-from shoal.observe.monitor.wording import share, size
 from shoal.observe.monitor.worker_rows import Worker, some_of
+from shoal.observe.number_words import share, size
 
 _MARK = " ◀ slowest"
 
@@ -24,13 +24,20 @@ def workers(facts: Facts, width: int, height: int, look: Look) -> list[Text]:
     heading = Text(f"{'rank':>4}  ", no_wrap=True)
     for name, column_width, _ in columns:
         heading.append(f"{name:>{column_width}}  ")
-    heading.append("where its time goes")
+    heading.append("where its time goes" + _untold(facts))
     heading.stylize("dim")
     return [
         title(words, width, look),
         fit(heading, width, look),
         *(_row(worker, columns, width, look) for worker in rows),
     ]
+
+
+def _untold(facts: Facts) -> str:
+    """What to say where only who they are is known."""
+    if any(worker.shares for worker in facts.workers):
+        return ""
+    return f": not {'told yet' if facts.status == 'running' else 'known'} (see observe.workers_every_s)"
 
 
 _Column = tuple[str, int, Callable[[Worker], str]]

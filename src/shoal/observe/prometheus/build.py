@@ -13,7 +13,7 @@ from shoal.observe.prometheus.scrape import scrape_config
 from shoal.observe.prometheus.shipped_files import SHIPPED
 
 _WORDS = {
-    "prometheus.yml": "What Prometheus reads: prometheus --config.file=prometheus.yml. Add machines in targets/*.yml.",
+    "prometheus.yml": "What Prometheus reads: prometheus --config.file=prometheus.yml. More machines: targets/.",
     "alerts.yml": "Alerts on training runs; what to do about each is in docs/prometheus.md.",
     "alerts.test.yml": "Each alert fires and clears: promtool test rules alerts.test.yml.",
     "dcgm-exporter.yaml": "What GPUs do, on every machine that has some: kubectl apply -f dcgm-exporter.yaml.",

@@ -1,10 +1,12 @@
 """An HTTP endpoint where Prometheus reads a run's metrics, in threads of its own beside the training."""
 
+import errno
 import functools
 import os
 import socket
 import socketserver
 import threading
+import time
 import weakref
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +20,12 @@ _ANSWER_WITHIN_S = 5.0
 _MOST_CLIENTS = 8
 """At a time; others are turned away, so that clients that hang cannot take a thread each without end."""
 _NOTICE_S = 0.1
+_PORT_WAIT_S = 30.0
+"""How long a port may be taken: the process that had the run before may still be dying."""
+_TRY_EVERY_S = 0.5
+_PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>shoal</title>
+<p>A training run by Shoal. Its metrics, as Prometheus reads them: <a href="/metrics">/metrics</a></p></html>
+"""
 
 
 class Server:
@@ -58,19 +66,57 @@ def _close_inherited() -> None:
     _OPEN.clear()
 
 
-def serve_or_warn(exposition: Exposition, host: str, port: int, observer: Observer) -> Server | None:
-    """The same; what stands against it is told as a warning, and is no reason not to train."""
-    try:
-        server = serve(exposition, host, port)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        words = (
-            f"observe.metrics_port: no metrics at {host}:{port} ({reason}); choose another port, or 0 for a free one"
-        )
-        observer.event("warning", {"message": words})
+class Endpoint:
+    """The same for a run: what stands against it is told as a warning, and is no reason not to train. A port that is
+    taken is tried for a while, by a thread of its own."""
+
+    def __init__(self, exposition: Exposition, host: str, port: int, observer: Observer) -> None:
+        self._serve = functools.partial(serve, exposition, host, port)
+        self._host, self._port = host, port
+        self._observer = observer
+        self.server: Server | None = None
+        """Once it answers."""
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if (error := self._attempt()) is None:
+            return
+        if getattr(error, "errno", None) == errno.EADDRINUSE and port != 0:
+            self._thread = threading.Thread(target=self._try_again, args=(error,), name="metrics port", daemon=True)
+            self._thread.start()
+        else:
+            self._warn(error)
+
+    def _attempt(self) -> Exception | None:
+        try:
+            self.server = self._serve()
+        except (OSError, OverflowError) as error:
+            return error
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._observer.event("metrics", {"url": f"http://{host}:{self.server.port}/metrics"})
         return None
-    observer.event("metrics", {"url": f"http://{f'[{host}]' if ':' in host else host}:{server.port}/metrics"})
-    return server
+
+    def _try_again(self, error: Exception) -> None:
+        deadline = time.monotonic() + _PORT_WAIT_S
+        found: Exception | None = error
+        while time.monotonic() < deadline and not self._closed.wait(_TRY_EVERY_S):
+            if (found := self._attempt()) is None:
+                return
+        assert found is not None
+        self._warn(found)
+
+    def _warn(self, error: Exception) -> None:
+        where, reason = f"{self._host}:{self._port}", getattr(error, "strerror", None) or error
+        words = f"observe.metrics_port: no metrics at {where} ({reason}); choose another port, or 0 for a free one"
+        self._observer.event("warning", {"message": words})
+
+    def close(self) -> None:
+        """Stop listening, or trying to; what was not told yet is told now, while there is somebody to tell."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self.server is not None:
+            self.server.close()
+            self.server = None
 
 
 class _Http(ThreadingHTTPServer):
@@ -112,13 +158,14 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Http
 
     def do_GET(self) -> None:
-        """The metrics."""
-        if self.path.partition("?")[0] != "/metrics":
+        """The metrics; and for people, where they are."""
+        path = self.path.partition("?")[0]
+        if path not in ("/", "/metrics"):
             self.send_error(HTTPStatus.NOT_FOUND, "metrics are at /metrics")
             return
-        content = self.server.exposition.text().encode()
+        content = _PAGE if path == "/" else self.server.exposition.text().encode()
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Type", "text/html; charset=utf-8" if path == "/" else CONTENT_TYPE)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

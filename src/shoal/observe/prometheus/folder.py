@@ -15,7 +15,7 @@ from shoal.observe.runs import read_events, read_metrics, read_run
 def folder_samples(run_dir: Path) -> list[Sample]:
     """Every value that the folder tells."""
     state, past = read_past(run_dir)
-    state.past = past
+    state.past, state.is_all_past = past, True
     state.is_active = read_run(run_dir).status == "running"
     return samples_of(state)
 

@@ -22,7 +22,7 @@ def scrape_config() -> dict[str, Any]:
             },
             {
                 "job_name": "ray",
-                "file_sd_configs": [{"files": [RAY_TARGETS]}],
+                "file_sd_configs": [{"files": [RAY_TARGETS, "targets/ray*.yml"]}],
                 # Ray puts its name before those of a run's metrics; without it they are the same as the endpoint's.
                 "metric_relabel_configs": [_RENAME, {"regex": "otel_scope_.+", "action": "labeldrop"}],
             },

@@ -17,7 +17,7 @@ _USEFUL = (*COMPUTING, "comm")
 
 @dataclass(frozen=True)
 class Past:
-    """Worker-seconds before the present workers started."""
+    """Worker-seconds of those who were there before, as a run's folder tells them."""
 
     useful_s: float = 0.0
     """In steps that count."""
@@ -77,6 +77,8 @@ class RunState:
     newest: dict[str, float] = field(default_factory=dict)
     """metric -> value, of the newest checkpoint."""
     past: Past = field(default_factory=Past)
+    is_all_past: bool = False
+    """Whether the present workers are among the past. Not told by times: machines' clocks may differ by minutes."""
 
     def copy(self) -> "RunState":
         """As it is now; cheap, however many workers there are, because their values are never changed in place."""
@@ -88,7 +90,7 @@ class RunState:
 
     def remember(self, before: "RunState", past: Past) -> None:
         """What a run's folder tells of earlier starts, before others begin."""
-        self.past = past
+        self.past, self.is_all_past = past, True  # until others start
         self.restarts = max(self.restarts, before.restarts)
         self.saved = max(self.saved, before.saved)
         self.save_failures = max(self.save_failures, before.save_failures)
@@ -153,7 +155,7 @@ class RunState:
         self.unbooked_s = self.useful_s = 0.0
         self.planned_steps = _count(fields.get("num_steps"))
         self.global_batch = _count(fields.get("global_batch")) or 0
-        self.is_active, self.is_failure_told, self.started = True, False, now
+        self.is_active, self.is_failure_told, self.is_all_past, self.started = True, False, False, now
         self.asked = float(fields["asked"]) if is_number(fields.get("asked")) else None
         # Held since they were asked for, or since those before them ended, if it was for the same session.
         held_since = self.past.until if self.asked == self.past.asked and self.past.until is not None else self.asked
@@ -163,7 +165,9 @@ class RunState:
         self.info = words | {"world_size": str(self.world_size), "version": VERSION}
 
     def _save(self, fields: Mapping[str, Any], now: float) -> None:
-        before = max(self.newest.get("shoal_checkpoint_last_timestamp_seconds", 0.0), self.started or 0.0)
+        # The newest one may have been saved by a machine whose clock is ahead of this one's.
+        earlier = (self.newest.get("shoal_checkpoint_last_timestamp_seconds", 0.0), self.started or 0.0)
+        before = max((when for when in earlier if when <= now), default=0.0)
         found = {
             "shoal_checkpoint_last_timestamp_seconds": now,
             "shoal_checkpoint_last_step": fields.get("step"),
@@ -197,8 +201,7 @@ class RunState:
     def goodput_at(self, now: float) -> float | None:
         """Share of the workers' time that went into steps which count, as far as reports tell of them."""
         held_s, useful_s = self.past.worker_s, self.past.useful_s
-        is_in_past = None not in (self.past.until, self.started) and (self.past.until or 0.0) >= (self.started or 0.0)
-        if self.begins is not None and not is_in_past:
+        if self.begins is not None and not self.is_all_past:
             until = now if self.is_active else self.told or now
             held_s += self.world_size * max(until - self.begins, 0.0)
             useful_s += self.world_size * self.useful_s

@@ -125,7 +125,7 @@ CHECKPOINTS = (
     Shown(
         "Unsaved",
         "Time since the newest checkpoint: what would be lost now.",
-        (Query(f"time() - {by_run('shoal_checkpoint_last_timestamp_seconds')}"),),
+        (Query(f"clamp_min(time() - {by_run('shoal_checkpoint_last_timestamp_seconds')}, 0)"),),
         "s",
         kind="number",
         width=6,

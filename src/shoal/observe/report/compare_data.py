@@ -10,9 +10,9 @@ from shoal.core.secrets import scrub
 from shoal.core.version import VERSION
 from shoal.observe.ledger import CATEGORIES, LABELS
 from shoal.observe.report.folder import Folder, number
-from shoal.observe.report.run_data import cost_of, goodput_of, head_of, ledger_of, rate_of
+from shoal.observe.report.outcome import ledger_of, outcome_of
+from shoal.observe.report.run_data import head_of
 from shoal.observe.report.series import charts_of, curves_of
-from shoal.observe.report.story import stretches_of, wall_s
 from shoal.observe.runs import differing_fields
 
 _MOST_POINTS = 60_000
@@ -25,7 +25,7 @@ def compare_data(folders: Sequence[Folder]) -> dict[str, Any]:
     main = {metric for folder in folders if isinstance(metric := folder.recipe("checkpoint.metric"), str)}
     return {
         "runs": [head_of(folder) | {"label": label} for folder, label in zip(folders, _labels(folders), strict=True)],
-        "outcome": _outcome(folders),
+        "outcome": outcome_rows(folders),
         "metrics": _final_metrics(folders),
         "ledgers": [ledger_of(folder) for folder in folders],
         "shares": _shares(folders),
@@ -41,22 +41,26 @@ def _labels(folders: Sequence[Folder]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]
 
 
-def _outcome(folders: Sequence[Folder]) -> list[dict[str, Any]]:
+ROWS = (
+    ("status", "text", "status", None),
+    ("step", "count", "step", None),
+    ("workers", "count", "workers", None),
+    ("restarts", "count", "restarts", "min"),
+    ("wall time", "duration", "wall_s", "min"),
+    ("to first step", "duration", "time_to_first_step_s", "min"),
+    ("mean samples/s", "rate", "samples_per_s", "max"),
+    ("mean tokens/s", "rate", "tokens_per_s", "max"),
+    ("goodput", "share", "goodput", "max"),
+    ("cost", "money", "cost", "min"),
+    ("bottleneck", "text", "bottleneck", None),
+)
+"""label, kind of value, name in an outcome or a run, and whether less or more is better."""
+
+
+def outcome_rows(folders: Sequence[Folder]) -> list[dict[str, Any]]:
     """How it went: a row a fact, a value a run. `best`: where the best values are, if one can be better."""
-    walls = [round(wall_s(stretches_of(folder)), 1) for folder in folders]
-    rows = [
-        _row("status", "text", [folder.run.status for folder in folders]),
-        _row("step", "count", [folder.run.step for folder in folders]),
-        _row("workers", "count", [folder.run.workers for folder in folders]),
-        _row("restarts", "count", [folder.run.restarts for folder in folders], "min"),
-        _row("wall time", "duration", walls, "min"),
-        _row("to first step", "duration", [_of_summary(f, "time_to_first_step_s") for f in folders], "min"),
-        _row("samples/s", "rate", [rate_of(f, "samples_per_s") for f in folders], "max"),
-        _row("tokens/s", "rate", [rate_of(f, "tokens_per_s") for f in folders], "max"),
-        _row("goodput", "share", [goodput_of(folder) for folder in folders], "max"),
-        _row("cost", "money", [cost_of(folder) for folder in folders], "min"),
-        _row("verdict", "text", [(head_of(f)["verdict"] or {}).get("words") for f in folders]),
-    ]
+    known = [vars(folder.run) | outcome_of(folder) for folder in folders]
+    rows = [_row(label, kind, [facts[name] for facts in known], better) for label, kind, name, better in ROWS]
     return [row for row in rows if any(value is not None for value in row["values"])]
 
 
@@ -67,10 +71,6 @@ def _row(label: str, kind: str, values: Sequence[Any], better: str | None = None
         top = (min if better == "min" else max)(known)
         best = [place for place, value in enumerate(values) if value == top]
     return {"label": label, "kind": kind, "values": list(values), "best": best}
-
-
-def _of_summary(folder: Folder, name: str) -> float | None:
-    return number(folder.run.summary.get(name))
 
 
 def _final_metrics(folders: Sequence[Folder]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ function sideBySide(label, rows) {
 }
 
 function outcome() {
-  return section("outcome", "How they went", "The best of a row is bold; what is the same in all is grey.", sideBySide("Outcome", [...data.outcome.filter((row) => row.label !== "verdict"), ...data.metrics]));
+  return section("outcome", "How they went", "The best of a row is bold; what is the same in all is grey.", sideBySide("Outcome", [...data.outcome, ...data.metrics]));
 }
 
 function recipes() {

@@ -113,23 +113,43 @@ def profiles_of(folder: Folder, target: Path) -> list[dict[str, Any]]:
         if not isinstance(operators, list):
             continue
         known = [operator for operator in operators if isinstance(operator, dict) and operator.get("name")]
-        rows = [(numbers(operator), str(operator["name"])[:200]) for operator in known]
-        rows.sort(key=lambda row: -max(row[0].get("self_device_s", 0.0), row[0].get("self_cpu_s", 0.0)))
-        steps = record.get("steps")
+        told = record.get("steps")
+        steps = [step for step in told if isinstance(step, int)] if isinstance(told, list) else []
+        seconds = number(record.get("seconds"))
         trace = _trace(record, path)
         is_beside = target.parent.resolve() == folder.path.resolve()
         found.append(
             {
                 "rank": record.get("rank") if isinstance(record.get("rank"), int) else None,
-                "steps": [s for s in steps if isinstance(s, int)] if isinstance(steps, list) else [],
-                "seconds": number(record.get("seconds")),
-                "operators": [{**values, "name": name} for values, name in rows[:_MOST_OPERATORS]],
-                "count": len(rows),
+                "device": record.get("device") if isinstance(record.get("device"), str) else None,
+                "steps": steps,
+                "seconds": seconds,
+                "operators": _operators(known, max(steps[-1] - steps[0] + 1, 1) if steps else 1, seconds),
+                "count": len(known),
                 "trace": trace,
                 "link": f"profile/{quote(trace)}" if trace and is_beside else None,
             }
         )
     return found[:_MOST_PROFILES]
+
+
+def _operators(known: list[dict[str, Any]], steps: int, seconds: float | None) -> list[dict[str, Any]]:
+    """The same columns as in the terminal (`train.profile_table`), by what each took itself: of the GPU where one was
+    used, else of the CPU."""
+    rows = [(numbers(operator), str(operator["name"])[:200]) for operator in known]
+    which = "device" if any(values.get("self_device_s") for values, _ in rows) else "cpu"
+    other = "cpu" if which == "device" else "device"
+    rows.sort(key=lambda row: (-row[0].get(f"self_{which}_s", 0.0), -row[0].get(f"self_{other}_s", 0.0)))
+    return [
+        {
+            "name": name,
+            "own_s": rounded(own_s / steps) if (own_s := values.get(f"self_{which}_s")) is not None else None,
+            "share": rounded(own_s / seconds) if own_s is not None and seconds else None,
+            "all_s": rounded(all_s / steps) if (all_s := values.get(f"{which}_s")) is not None else None,
+            "calls": rounded(calls / steps) if (calls := values.get("calls")) is not None else None,
+        }
+        for values, name in rows[:_MOST_OPERATORS]
+    ]
 
 
 def _trace(record: dict[str, Any], path: Path) -> str | None:

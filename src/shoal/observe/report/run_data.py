@@ -8,9 +8,9 @@ import yaml
 
 from shoal.core.secrets import scrub, scrubbed
 from shoal.core.version import VERSION
-from shoal.observe.ledger import LABELS
 from shoal.observe.report.facts import checkpoints_of, environment_of, profiles_of
 from shoal.observe.report.folder import Folder, number
+from shoal.observe.report.outcome import cost_of, goodput_of, ledger_of, rate_of, verdict_of
 from shoal.observe.report.series import charts_of, curves_of, phase_totals, phases_over_time
 from shoal.observe.report.story import lost_steps, story_of, wall_s, why_it_failed
 from shoal.observe.report.workers import workers_of
@@ -64,28 +64,6 @@ def _what(folder: Folder) -> list[str]:
     return [*dict.fromkeys(str(name) for name in names if isinstance(name, str)), f"{on} ({told})" if told else on]
 
 
-def verdict_of(folder: Folder) -> dict[str, Any] | None:
-    """What held the run up, and what to try: the last word on it, or of a run that goes on the newest."""
-    ended = folder.run.status not in ("running", "stopped")
-    lines = [line for line in folder.workers if isinstance(line.get("verdict"), str)]
-    found = folder.run.summary if ended else {}
-    if not isinstance(found.get("verdict"), str):
-        found = lines[-1] if lines else folder.run.summary
-    words = found.get("verdict")
-    if not isinstance(words, str):
-        return None
-    advice = found.get("advice")
-    if not isinstance(advice, str):
-        words, _, advice = words.partition("; ")
-    bottleneck = found.get("bottleneck")
-    return {
-        "words": words,
-        "advice": advice or None,
-        "bottleneck": bottleneck if isinstance(bottleneck, str) else None,
-        "is_final": found is folder.run.summary and ended,
-    }
-
-
 def figures_of(folder: Folder, wall: float) -> list[dict[str, Any]]:
     """The figures that one wants to know first. `kind` says how to write the value, `name` of which metric it is."""
     run, summary = folder.run, folder.run.summary
@@ -94,7 +72,7 @@ def figures_of(folder: Folder, wall: float) -> list[dict[str, Any]]:
     for name, value in sorted(run.metrics.items(), key=lambda item: (not item[0].startswith("val_"), item[0])):
         if name.startswith(("val_", "train_")) and len(found) < 6:
             found.append({"label": name, "kind": "metric", "value": number(value)})
-    for name, label in (("samples_per_s", "Samples/s"), ("tokens_per_s", "Tokens/s")):
+    for name, label in (("samples_per_s", "Mean samples/s"), ("tokens_per_s", "Mean tokens/s")):
         if (rate := rate_of(folder, name)) is not None:
             found.append({"label": label, "kind": "rate", "value": rate})
     found += [
@@ -124,27 +102,6 @@ def _lost_words(steps: int) -> str | None:
     return f"{steps:,} step{'s' * (steps != 1)} made again" if steps else None
 
 
-def rate_of(folder: Folder, metric: str) -> float | None:
-    """By the summary; of a run that has none, by its latest report."""
-    if (told := number(folder.run.summary.get(metric))) is not None:
-        return told
-    values = (number(report["metrics"].get(metric)) for report in reversed(folder.reports[-200:]))
-    return next((value for value in values if value is not None), None)
-
-
-def goodput_of(folder: Folder) -> float | None:
-    """By the ledger; by the summary of a run whose reports have no times."""
-    if folder.has_times and folder.ledger.worker_s > 0:
-        return round(folder.ledger.goodput, 4)
-    return number(folder.run.summary.get("goodput"))
-
-
-def cost_of(folder: Folder) -> float | None:
-    """What all worker time cost."""
-    price = folder.price_per_hour
-    return None if price is None else folder.ledger.cost(price)["total"]
-
-
 def left_s(folder: Folder) -> float | None:
     """Seconds until the last step, of a run that goes on."""
     since = number(folder.start.get("time")) or 0.0  # what came before says nothing of the present pace
@@ -154,29 +111,6 @@ def left_s(folder: Folder) -> float | None:
         return None
     steps, seconds = recent[-1]["step"] - recent[0]["step"], recent[-1]["time"] - recent[0]["time"]
     return round(max(asked - folder.run.step, 0) * seconds / steps, 1) if steps > 0 and seconds > 0 else None
-
-
-def ledger_of(folder: Folder) -> dict[str, Any] | None:
-    """Worker-seconds by what they went to; None for a run of which no start is recorded."""
-    ledger, price = folder.ledger, folder.price_per_hour
-    if ledger.worker_s <= 0:
-        return None
-    money = {} if price is None else ledger.cost(price)
-    rows = [
-        {"name": name, "label": LABELS[name], "seconds": round(seconds, 3), "cost": money.get(name)}
-        for name, seconds in ledger.seconds.items()
-        if seconds > 0
-    ]
-    missing = ledger.unaccounted_s
-    return {
-        "rows": rows,
-        "worker_s": round(ledger.worker_s, 3),
-        "unaccounted_s": round(missing, 3),
-        "unaccounted_cost": None if price is None else missing / 3600 * price,
-        "cost": money.get("total"),
-        "price_per_hour": price,
-        "has_times": folder.has_times or not folder.reports,
-    }
 
 
 def _restarts(folder: Folder) -> list[dict[str, Any]]:

@@ -12,13 +12,15 @@ function head() {
     el("div", { class: "verdict" },
       el("p", { class: "verdict-label" }, verdict && !verdict.is_final ? "Verdict so far" : "Verdict"),
       el("p", { class: "verdict-words" }, verdict ? sentence(verdict.words) : "Nothing to judge by yet: no report has come in."),
-      verdict && verdict.advice && el("p", { class: "verdict-advice" }, sentence(verdict.advice) + ".")));
+      verdict && verdict.advice && el("p", { class: "verdict-advice" }, sentence(verdict.advice) + "."),
+      verdict && / of the time /.test(verdict.words) && el("p", { class: "note" }, "Of the time between start and end, which belong to no step.")));
 }
 
 const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
 function figures() {
-  return el("dl", { class: "figures", "aria-label": "Key figures" }, data.figures.map((figure) =>
+  const count = data.figures.length, columns = Math.ceil(count / Math.ceil(count / 7)); // rows of about the same length
+  return el("dl", { class: "figures", "aria-label": "Key figures", style: { "--columns": String(columns) } }, data.figures.map((figure) =>
     el("div", {}, el("dt", {}, figure.label), el("dd", {}, written(figure.kind, figure.value, figure.label)), figure.note && el("dd", { class: "note" }, figure.note))));
 }
 
@@ -27,19 +29,20 @@ function ledger() {
   if (!book) return section("ledger", "Where the time went", null, el("p", { class: "empty" }, "No start of the workers is recorded yet."));
   const priced = book.price_per_hour !== null;
   const rows = book.rows.slice();
-  const visible = Math.abs(book.unaccounted_s) >= 0.0005 * book.worker_s;
-  if (visible) rows.push({ name: "none", label: book.unaccounted_s > 0 ? "not accounted for" : "accounted for twice", seconds: book.unaccounted_s, cost: book.unaccounted_cost });
+  if (book.unaccounted_s >= 0.0005 * book.worker_s) rows.push({ name: "none", label: "not accounted for", seconds: book.unaccounted_s, cost: book.unaccounted_cost });
   rows.push({ name: null, label: "all worker time", seconds: book.worker_s, cost: book.cost });
   const off = Math.abs(book.unaccounted_s) / book.worker_s;
   const sum = !book.has_times ? "The reports of this run carry no times, so what its steps took is not known."
-    : off < 0.0005 ? "It adds up: wall time times workers, to the second." : `It adds up to wall time times workers within ${share(off)}.`;
+    : off < 0.0005 ? "Shares are of all worker time: wall time times workers, to which the rows add up."
+      : book.unaccounted_s > 0 ? `Shares are of all worker time: wall time times workers. Nothing tells what ${share(off)} of it went to.`
+        : `Shares are of all worker time: wall time times workers. The rows add up to ${share(off)} more than that, where what two of them tell overlaps.`;
   return section("ledger", "Where the time went", sum,
     bar("Worker time", ledgerParts(book), Math.max(book.worker_s, 1e-9)),
     table("Goodput ledger", [
       { label: "Spent on", of: (row) => [row.name && swatch(row.name === "none" ? "var(--ledger-none)" : ledgerColor(row.name)), row.label] },
-      { label: "Share", number: true, of: (row) => share(row.seconds / book.worker_s) },
+      { label: "Of all worker time", number: true, of: (row) => share(row.seconds / book.worker_s) },
       { label: "Worker time", number: true, of: (row) => duration(row.seconds) },
-      { label: "Worker-hours", number: true, of: (row) => hours(row.seconds) },
+      ...(book.worker_s >= 3600 ? [{ label: "Worker-hours", number: true, class: "roomy", of: (row) => hours(row.seconds) }] : []),
       ...(priced ? [{ label: "Cost", number: true, of: (row) => money(row.cost) }] : []),
     ], rows, (row) => (row.name ? null : "total")),
     priced && el("p", { class: "note" }, `A worker costs ${plain(book.price_per_hour)} an hour (cluster.price_per_hour).`));
@@ -71,15 +74,18 @@ function curves() {
 function steps() {
   const totals = Object.entries(data.totals);
   if (!totals.length) return null;
-  const sum = totals.reduce((all, [, seconds]) => all + seconds, 0), group = makeGroup(), over = data.phases;
-  const series = over && Object.entries(over.seconds).map(([phase, value]) => ({ name: PHASES[phase] || phase, color: phaseColor(phase), step: over.step, time: over.time, value }));
+  const sum = (rows) => rows.reduce((all, [, seconds]) => all + seconds, 0), group = makeGroup(), over = data.phases;
+  const series = over && Object.entries(over.seconds).map(([phase, value]) => ({ phase, name: PHASES[phase] || phase, color: phaseColor(phase), step: over.step, time: over.time, value }));
+  // Of a step: what belongs to every one. Of all: with what comes but now and then, or once.
+  const ofSteps = totals.filter(([phase]) => series && series.some((one) => one.phase === phase)), stepping = sum(ofSteps), all = sum(totals);
   return section("steps", "Where a step's time goes", "The mean over the workers.",
     series && [toolbar(group, { hasTimes: Boolean(over.time) }),
-      el("figure", { class: "card wide" }, el("figcaption", {}, el("h3", {}, "Seconds of a step")), makeChart({ label: "Seconds of a step by phase", series, stacked: true, height: 240, marks, format: duration }, group).host,
-        legend(series.map((one) => [one.name, one.color])))],
-    el("h3", {}, "In all"),
-    bar("Seconds by phase", totals.map(([phase, value]) => ({ label: PHASES[phase] || phase, value, color: phaseColor(phase) })), sum),
-    legend(totals.map(([phase, value]) => [PHASES[phase] || phase, phaseColor(phase), `${duration(value)} · ${share(value / sum)}`])));
+      el("figure", { class: "card wide" }, el("figcaption", {}, el("h3", {}, "Seconds of a step"), el("p", { class: "note" }, "Shares are of a step.")), makeChart({ label: "Seconds of a step by phase", series, stacked: true, height: 240, marks, format: duration }, group).host,
+        legend(ofSteps.map(([phase, value]) => [PHASES[phase] || phase, phaseColor(phase), share(value / stepping)])))],
+    el("h3", {}, "All that reports tell of"),
+    bar("Seconds by phase", totals.map(([phase, value]) => ({ label: PHASES[phase] || phase, value, color: phaseColor(phase) })), all),
+    el("p", { class: "note" }, `Shares are of these ${duration(all)}, the mean of a worker. What it took to start it is in the table above.`),
+    legend(totals.map(([phase, value]) => [PHASES[phase] || phase, phaseColor(phase), `${duration(value)} · ${share(value / all)}`])));
 }
 
 function story() {

@@ -31,7 +31,7 @@ function workers() {
   if (order.length > most) order.sort((a, b) => isSlow(b) - isSlow(a) || working(b) - working(a) || a.rank - b.rank);
   const rest = order.slice(most), sorted = rest.length ? "; the slowest come first" : "";
   const slow = all.slowest && `Worker ${all.slowest.rank} takes ${share(all.slowest.ratio - 1)} longer than the one in the middle; the others wait for it.`;
-  const told = all.phases.length ? `Seconds since the latest start, ${duration(all.over_s)} in all${all.to_step === null ? "" : `, up to step ${grouped(all.to_step, 0)}`}; shaded where more than the middle of the workers${sorted}.` : null;
+  const told = !all.phases.length ? all.untold : `Seconds since the latest start, ${duration(all.over_s)} in all${all.to_step === null ? "" : `, up to step ${grouped(all.to_step, 0)}`}${all.count > 1 ? `; shaded where more than the middle of the workers${sorted}` : ""}.`;
   return section("workers", all.count === 1 ? "The worker" : `The ${grouped(all.count, 0)} workers`, [slow, told].filter(Boolean).join(" "),
     table("Workers", columns, order.slice(0, most), (row) => (isSlow(row) ? "slow" : null)),
     rest.length > 0 && details(`${grouped(rest.length, 0)} more workers`, table("More workers", columns, rest)),
@@ -67,17 +67,16 @@ function checkpoints() {
     count > rows.length && el("p", { class: "note" }, `${grouped(count - rows.length, 0)} still earlier ones are in events.jsonl.`));
 }
 
+// The columns of the table that the run itself ends with in the terminal.
 function profiles() {
   if (!data.profiles.length) return null;
-  const seconds = (name) => (row) => duration(row[name] ?? null);
-  return section("profile", "Profile", "The operators that took longest, as PyTorch's profiler saw them.", data.profiles.map((one) => {
-    const device = one.operators.some((row) => row.self_device_s > 0);
+  const ms = (value) => (value === null ? MISSING : grouped(1e3 * value, 3));
+  return section("profile", "Profile", "The operators that took longest by themselves, as PyTorch's profiler saw them. Times are of one step; the share is of all that was recorded.", data.profiles.map((one) => {
     const [first, last] = [one.steps[0], one.steps[one.steps.length - 1]];
-    const where = [one.rank === null ? null : `Worker ${one.rank}`, one.steps.length ? (first === last ? `step ${first}` : `steps ${first} to ${last}`) : null, one.seconds === null ? null : duration(one.seconds)].filter(Boolean).join(", ");
+    const where = [one.rank === null ? null : `Worker ${one.rank}`, one.device, one.steps.length ? (first === last ? `step ${first}` : `steps ${first} to ${last}`) : null, one.seconds === null ? null : duration(one.seconds)].filter(Boolean).join(", ");
     return [el("h3", {}, where || "Profile"),
-      table(where, [{ label: "Operator", class: "code", of: (row) => row.name }, { label: "Calls", number: true, of: (row) => plain(row.calls ?? null) },
-        { label: "Own CPU time", number: true, of: seconds("self_cpu_s") }, { label: "CPU time", number: true, of: seconds("cpu_s") },
-        ...(device ? [{ label: "Own device time", number: true, of: seconds("self_device_s") }, { label: "Device time", number: true, of: seconds("device_s") }] : [])], one.operators),
+      table(where, [{ label: "Operator", class: "code", of: (row) => row.name }, { label: "ms a step", number: true, of: (row) => ms(row.own_s) }, { label: "Share", number: true, of: (row) => share(row.share) },
+        { label: "With callees", number: true, of: (row) => ms(row.all_s) }, { label: "Calls a step", number: true, of: (row) => plain(row.calls) }], one.operators),
       one.trace && el("p", { class: "note" }, "The whole trace: ", one.link ? el("a", { href: one.link }, one.trace) : el("code", {}, one.trace), " (chrome://tracing or ui.perfetto.dev)")];
   }));
 }

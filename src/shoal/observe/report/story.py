@@ -3,7 +3,7 @@
 from typing import Any
 
 from shoal.core.secrets import scrub
-from shoal.observe.console import event_line
+from shoal.observe.event_words import event_words
 from shoal.observe.report.folder import Folder, number, numbers
 from shoal.observe.report.thin import spread
 
@@ -62,7 +62,7 @@ def _told(event: dict[str, Any], began: float) -> dict[str, Any]:
         "time": round(event["time"] - began, 1),
         "kind": name,
         "tone": _TONES.get(name, "plain"),
-        "words": scrub(in_words(event))[:_LONGEST_WORDS],
+        "words": scrub(event_words(event))[:_LONGEST_WORDS],
         "step": event.get("step") if isinstance(event.get("step"), int) else None,
         **({"detail": detail[-_LONGEST_DETAIL:]} if detail else {}),
     }
@@ -70,33 +70,6 @@ def _told(event: dict[str, Any], began: float) -> dict[str, Any]:
 
 def _stacks(stacks: Any) -> list[str]:
     return [f"[rank {rank}]\n{text}" for rank, text in stacks.items()] if isinstance(stacks, dict) else []
-
-
-def in_words(event: dict[str, Any]) -> str:
-    """An event as a person would tell it, whatever it lacks."""
-    name = event["event"]
-    try:
-        words = _WORDS[name].format_map(event) if name in _WORDS else event_line(name, event)
-    except (LookupError, TypeError, ValueError, AttributeError):  # of another version, or not written by Shoal
-        words = None
-    if words:
-        return words.splitlines()[0]
-    told = [f"{key}={value}" for key, value in event.items() if key not in ("time", "event", "stacks", "traceback")]
-    return ", ".join([name.replace("_", " "), *told])
-
-
-_WORDS = {
-    "start": "ready: workers {world_size}, on {device} ({strategy}), at step {step:,} of {num_steps:,}",
-    "first_step": "first step done: step {step:,}",
-    "save": "step {step:,} saved",
-    "upload": "step {step:,} uploaded",
-    "restart": "workers are started again (restart {restarts})",
-    "resume": "going on from the checkpoint of step {step:,}",
-    "forgotten": "steps {after_step:,} to {to_step:,} were lost, and are made again",
-    "done": "done at step {step:,}",
-    "interrupted": "interrupted at step {step:,}",
-    "failed": "failed: {message}",
-}
 
 
 def stretches_of(folder: Folder) -> list[dict[str, Any]]:

@@ -60,7 +60,21 @@ def workers_of(folder: Folder) -> dict[str, Any] | None:
         "over_s": round(sum(line.over_s for line in recent), 1),
         "to_step": recent[-1].step if recent else None,
         "usage": _usage(lines, folder.began),
+        "untold": None if recent else _untold(folder),
     }
+
+
+def _untold(folder: Folder) -> str:
+    """Why nothing tells of each worker by itself."""
+    if folder.recipe("observe.phases") is False:
+        return "What each worker did is not recorded, because observe.phases is false."
+    every_s = number(folder.recipe("observe.workers_every_s"))
+    if every_s is None:
+        return "What each worker did is not recorded: the run is of a version of Shoal that did not."
+    when = f"every {every_s:g} s (observe.workers_every_s) and when a run ends by itself"
+    if folder.run.status == "running":
+        return f"What each worker does is not told yet: that is written {when}."
+    return f"What each worker did is not known: that is written {when}, and this one ended before."
 
 
 def slowest(working_s: list[float]) -> dict[str, Any] | None:
@@ -142,6 +156,8 @@ def _row(rank: int, who: dict[str, Any], seconds: dict[str, list[float]], used: 
 def _usage(lines: list[_Line], began: float) -> dict[str, Any] | None:
     """name -> a line a worker over time, or the lowest, middle and highest of many."""
     seen = [(line, line.system) for line in lines if line.system]
+    if len(seen) < 2:  # there is no course of a single one, and the table has it
+        return None
     names = [name for name in NAMES if any(any(system.get(name, [])) for _, system in seen)]  # not what is 0 all along
     if not names:
         return None

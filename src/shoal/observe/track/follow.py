@@ -4,13 +4,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal.core.secrets import scrub
 from shoal.observe.track.facts import Facts, read_facts
 from shoal.observe.track.points import points_of_report, points_of_workers, unsent
 from shoal.observe.track.progress import Progress
+from shoal.observe.track.reasons import short_reason
 from shoal.observe.track.sink import Sink
 from shoal.observe.track.tail import Tail
 
@@ -18,7 +19,6 @@ _LONGEST_WAIT_S = 60.0
 """Between two attempts to reach a sink that is away."""
 _AT_THE_END_S = 0.5
 """The same, when there is not much time left."""
-_LONGEST_WORDS = 500
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Follower:
         try:
             self._sync(is_at_work)
         except Exception as error:  # noqa: BLE001 - whatever a sink or its package raises: it is tried again
-            words = self.hide(f"{type(error).__name__}: {error}")[:_LONGEST_WORDS]
+            words = self.hide(f"{self.progress.target}: {short_reason(error)}")
             if words != self.progress.problem:
                 self.say(f"{self.name}: not sent, will try again: {words}")
             self.progress.problem = words
@@ -91,6 +91,10 @@ class Follower:
         return True
 
     def _sync(self, is_at_work: bool) -> None:
+        if is_gone(self.run_dir):
+            if not is_at_work:
+                self._end_gone()
+            return
         facts = self._read_facts(is_at_work)
         if facts.ended is not None and self._ended == facts:
             return
@@ -108,6 +112,19 @@ class Follower:
             self._ended = facts
             self.progress.complete = True
             self._save()
+
+    def _end_gone(self) -> None:
+        """Where something was told of the run before it was taken away, it has an end."""
+        if self._facts is None or self._facts == self._ended or (self._sink is None and not self.progress.ids):
+            return
+        if self._facts.ended is None:
+            tags = self._facts.tags | {"shoal.status": "interrupted"}
+            self._facts = replace(self._facts, status="interrupted", ended=time.time(), tags=tags)
+        if self._sink is None:
+            self._sink = self.make_sink()
+        self._sink.tell(self._facts)
+        self._sink.end(self._facts)
+        self._ended = self._facts
 
     def _send_some(self, sink: Sink, facts: Facts) -> bool:
         """Some lines of both files, in the order of their steps; whether there were any."""
@@ -143,7 +160,12 @@ class Follower:
             try:
                 self._sink.close()
             except Exception as error:  # noqa: BLE001 - all was sent before
-                self.say(f"{self.name}: {self.hide(str(error))}")
+                self.say(f"{self.name}: {self.hide(short_reason(error))}")
+
+
+def is_gone(run_dir: Path) -> bool:
+    """Whether nothing is left of a run: one that is interrupted before its first step takes its folder with it."""
+    return not any((run_dir / name).exists() for name in ("recipe.yaml", "events.jsonl"))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from shoal.core.section import Section
 
@@ -58,9 +59,22 @@ class OtlpSection(Section):
     """Sent with every request; a token in them must come from the environment."""
 
 
-def _switched(value: Any) -> Any:
+_EXAMPLES = {
+    "mlflow": "uri=http://127.0.0.1:5000",
+    "tensorboard": "dir=FOLDER",
+    "wandb": "project=NAME",
+    "otlp": "endpoint=http://127.0.0.1:4318",
+}
+
+
+def _switched(value: Any, info: ValidationInfo) -> Any:
     """`true` is the section with its defaults, `false` is none."""
-    return ({} if value else None) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return {} if value else None
+    if value is None or isinstance(value, dict | Section):
+        return value
+    example = f"track.{info.field_name}.{_EXAMPLES[str(info.field_name)]}"
+    raise PydanticCustomError("switch", f"should be true, false, or its fields, such as {example}")
 
 
 class TrackSection(Section):

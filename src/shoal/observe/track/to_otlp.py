@@ -1,6 +1,7 @@
 """A run's phases as a trace, by OTLP over HTTP."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from shoal.observe.runs import read_metrics
 from shoal.observe.track.facts import Facts
 from shoal.observe.track.points import Point
 from shoal.observe.track.progress import Progress
+from shoal.observe.track.reasons import short_reason
 from shoal.observe.track.section import OtlpSection
 from shoal.observe.track.spans import Span, make_spans, trace_id
 
@@ -37,7 +39,11 @@ class OtlpSink:
     def __init__(self, section: OtlpSection, run_dir: Path, progress: Progress, exporter: Any = None) -> None:
         self._run_dir = run_dir
         self._progress = progress
-        self._exporter = exporter if exporter is not None else _exporter(section)
+        self._why = lambda: ""
+        """What stood against the last attempt, in words."""
+        if exporter is None:
+            exporter, self._why = _exporter(section)
+        self._exporter = exporter
 
     def tell(self, facts: Facts) -> None:
         """New spans: whenever something has happened."""
@@ -52,7 +58,7 @@ class OtlpSink:
             new = unsent(read_metrics(self._run_dir))
         for first in range(0, len(new), _AT_ONCE):
             some = new[first : first + _AT_ONCE]
-            _export(self._exporter, [_readable(span, facts) for span in some])
+            _export(self._exporter, [_readable(span, facts) for span in some], self._why)
             sent |= {span.id: span.end for span in some}
 
     def log(self, points: list[Point]) -> None:
@@ -66,19 +72,38 @@ class OtlpSink:
         self._exporter.shutdown()
 
 
-def _exporter(section: OtlpSection) -> Any:
+def _exporter(section: OtlpSection) -> tuple[Any, Callable[[], str]]:
+    """What sends spans; and why it could not, which it tells nobody but its log."""
+    import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(
-        endpoint=otlp_endpoint(section), headers=dict(section.headers) or None, timeout=int(_TIMEOUT_S)
+    problem = ""
+
+    class Remembering(requests.Session):
+        def send(self, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
+            nonlocal problem
+            try:
+                answer = super().send(request, **settings)
+            except requests.RequestException as error:
+                problem = short_reason(error)
+                raise
+            problem = "" if answer.ok else f"{answer.status_code} {answer.reason}"
+            return answer
+
+    exporter = OTLPSpanExporter(
+        endpoint=otlp_endpoint(section),
+        headers=dict(section.headers) or None,
+        timeout=int(_TIMEOUT_S),
+        session=Remembering(),
     )
+    return exporter, lambda: problem
 
 
-def _export(exporter: Any, spans: list[Any]) -> None:
+def _export(exporter: Any, spans: list[Any], why: Callable[[], str]) -> None:
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     if exporter.export(spans) is not SpanExportResult.SUCCESS:
-        raise ConnectionError("the collector did not take the spans; its log, or track/log, says why")
+        raise ConnectionError(why() or "the collector did not take the spans")
 
 
 def _readable(span: Span, facts: Facts) -> Any:

@@ -1,6 +1,7 @@
 """A run as Weights & Biases keeps it."""
 
 import os
+import shlex
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,19 @@ def wandb_target(section: WandbSection) -> str:
     return " ".join(filter(None, (wandb_mode(section), *names, project)))
 
 
+def wandb_dir(section: WandbSection, run_dir: Path) -> Path:
+    """The folder in which it makes one called `wandb`."""
+    return expand_home(section.dir).absolute() if section.dir is not None else run_dir.absolute()
+
+
+def wandb_sync(section: WandbSection, run_dir: Path, key: str) -> str | None:
+    """What to type to send what was written offline; None where it was not."""
+    if wandb_mode(section) != "offline":
+        return None
+    # All of them: each time that the run was followed has left one, and they are one run.
+    return f"wandb sync {shlex.quote(str(wandb_dir(section, run_dir) / 'wandb'))}/offline-run-*-{key}"
+
+
 class WandbSink:
     """One run of Weights & Biases, by an id of its own, the same for all starts of a run.
 
@@ -34,7 +48,7 @@ class WandbSink:
 
     def __init__(self, section: WandbSection, run_dir: Path) -> None:
         self._section = section
-        self._dir = expand_home(section.dir).absolute() if section.dir is not None else run_dir.absolute()
+        self._dir = wandb_dir(section, run_dir)
         self._run: Any = None
         self._told: dict[str, str] = {}
         self.keeps_at_once = wandb_mode(section) != "online"
