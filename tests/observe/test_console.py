@@ -122,6 +122,8 @@ def test_metrics_are_described_in_the_order_asked_for() -> None:
         ("first_step", {"step": 1}, None),
         ("workers", {"workers": []}, None),
         ("unheard_of", {}, None),
+        ("profile", {"rank": 1, "steps": [11, 13], "path": "p"}, "worker 1: steps 11 to 13 are recorded in p"),
+        ("profile", {"rank": 1, "steps": [11, 11], "path": "p"}, "worker 1: step 11 is recorded in p"),
     ],
 )
 def test_an_event_is_told_in_words_if_a_person_wants_to_know(

@@ -85,7 +85,12 @@ def test_the_steps_that_were_asked_for_are_recorded(
     own = [row["self_cpu_s"] for row in record["operators"]]
     assert own == sorted(own, reverse=True) and all(row["cpu_s"] >= row["self_cpu_s"] for row in record["operators"])
     path = str(tmp_path / "profile" / "rank-00000.trace.json.gz")
-    assert told.events == [("profile", {"rank": 0, "steps": recorded, "path": path})]
+    assert told.events[0] == ("profile", {"rank": 0, "steps": recorded, "path": path})
+    words = (
+        f"only {num_steps} of {steps} steps are profiled: {made} steps were made, and recording begins after {after}"
+    )
+    missing = [fields["message"].split(";")[0] for _, fields in told.events[1:]]
+    assert missing == ([words] if num_steps < steps else [])
     assert sorted(file.name for file in (tmp_path / "profile").iterdir()) == [
         "rank-00000.json",
         "rank-00000.trace.json.gz",
@@ -109,6 +114,17 @@ def test_on_a_gpu_its_kernels_are_counted_with_their_operators(tmp_path: Path) -
     assert operator_table(record)[1][0] == "aten::mm"
 
 
+def test_what_follows_the_last_step_is_not_recorded(tmp_path: Path) -> None:
+    told = Told()
+    profiler = make_profiler(ProfileSection(after=3, steps=4), tmp_path, process(), told, num_steps=5)
+    assert train(profiler, 5) == [False, True, True, False, True]
+    train(Profiler(), 3)  # an evaluation
+    profiler.close()
+    calls = {row["name"]: row["calls"] for row in read_profiles(tmp_path)[0]["operators"]}
+    assert calls["aten::relu"] == 2 and len(told.events) == 2
+    assert told.events[1][1]["message"].startswith("only 2 of 4 steps are profiled: 5 steps were made, ")
+
+
 def test_only_beginning_and_end_take_time_that_is_no_steps(tmp_path: Path) -> None:
     said = train(make(tmp_path, Told(), after=4, steps=3), 9)
     assert said == [False, False, True, True, False, False, True, False, False]
@@ -119,6 +135,7 @@ def test_steps_are_counted_from_this_start(tmp_path: Path) -> None:
     assert read_profiles(tmp_path)[0]["steps"] == [103, 104]
 
 
+@pytest.mark.alone
 def test_without_profiling_nothing_is_done(tmp_path: Path) -> None:
     told = Told()
     profilers = [Profiler(), make_profiler(None, tmp_path, process(), told)]
@@ -138,14 +155,19 @@ def test_chosen_workers_record() -> None:
 
 def test_a_worker_that_is_not_there_is_told_of(tmp_path: Path) -> None:
     told = Told()
-    for ranks in ([0, 5], [5]):
+    for ranks in ([0, 5], [5, 7]):
         for rank in range(2):
             profiler = make_profiler(ProfileSection(ranks=ranks, after=1, steps=1), tmp_path, process(rank, 2), told)
             train(profiler, 4)
             profiler.close()
     warnings = [fields["message"] for name, fields in told.events if name == "warning"]
-    assert warnings == ["observe.profile.ranks: there is no worker 5; the last is 1"] * 2
-    assert [record["rank"] for record in read_profiles(tmp_path)] == [0]
+    assert warnings == [
+        "observe.profile.ranks: there is no worker 5; there are workers 0 to 1",
+        "observe.profile.ranks: there is no worker 5, 7; there are workers 0 to 1, so nothing is profiled",
+    ]
+    assert read_profiles(tmp_path) == []
+    train(make(tmp_path, told, ranks=[1]), 20)
+    assert told.events[-1][1]["message"].endswith("no worker 1; the only worker is 0, so nothing is profiled")
 
 
 def test_what_another_worker_recorded_is_told_in_the_runs_folder(tmp_path: Path) -> None:
@@ -158,15 +180,29 @@ def test_what_another_worker_recorded_is_told_in_the_runs_folder(tmp_path: Path)
 
 
 def test_a_run_that_ends_before_says_so(tmp_path: Path) -> None:
-    for made in (0, 3, 8, 9):
+    for made in (0, 1, 8, 9):
         told = Told()
         profiler = make(tmp_path, told, after=9)
         train(profiler, made)
         profiler.close()
         profiler.close()  # a second time is harmless
         ((name, fields),) = told.events
-        assert name == "warning" and f"it made {made} steps, and recording begins after 9" in fields["message"]
+        made_words = "1 step was made" if made == 1 else f"{made} steps were made"
+        assert name == "warning" and fields["message"] == (
+            f"nothing is profiled: {made_words}, and recording begins after 9; "
+            "train longer, or set observe.profile.after lower"
+        )
     assert read_profiles(tmp_path) == []
+
+
+def test_the_first_worker_says_for_the_others_that_a_run_was_too_short(tmp_path: Path) -> None:
+    told = Told()
+    for rank in range(2):
+        profiler = make_profiler(ProfileSection(after=3, steps=4, ranks=[1]), tmp_path, process(rank, 2), told)
+        train(profiler, 5)
+        profiler.close()
+    assert warned(told).startswith("only 2 of 4 steps are profiled: 5 steps were made, and recording begins after 3;")
+    assert [event["event"] for event in read_events(tmp_path)] == ["profile"]
 
 
 def test_what_an_earlier_start_recorded_is_gone(tmp_path: Path) -> None:
@@ -174,6 +210,15 @@ def test_what_an_earlier_start_recorded_is_gone(tmp_path: Path) -> None:
     assert len(read_profiles(tmp_path)) == 1
     train(make(tmp_path, Told(), after=9), 1)
     assert read_profiles(tmp_path) == [] and list((tmp_path / "profile").iterdir()) == []
+
+
+def test_what_others_recorded_in_an_earlier_start_is_gone_but_not_what_they_are_to_record(tmp_path: Path) -> None:
+    for rank in range(3):
+        train(make_profiler(ProfileSection(after=1, steps=1, ranks="all"), tmp_path, process(rank, 3), Told()), 3)
+    (tmp_path / "profile" / "rank-00002.memory.json").write_text("{}")
+    train(make_profiler(ProfileSection(after=9, ranks=[1, 2]), tmp_path, process(0, 2), Told()), 1)
+    left = sorted(file.name for file in (tmp_path / "profile").iterdir())
+    assert left == ["rank-00001.json", "rank-00001.trace.json.gz", "rank-00002.memory.json"]
 
 
 def warned(told: Told) -> str:
@@ -186,8 +231,8 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
     told = Told()
     profiler = make(tmp_path, told, after=1, steps=1)
     (tmp_path / "profile").write_text("in the way")
-    assert train(profiler, 4) == [True, False, False, False]
-    assert "nothing is profiled on worker 0: " in warned(told) and "Not a directory" in warned(told)
+    assert train(profiler, 4) == [True, True, False, False]
+    assert "nothing is profiled on worker 0: " in warned(told) and "File exists" in warned(told)
 
 
 def test_a_full_disk_is_a_warning(small_disk: Path) -> None:

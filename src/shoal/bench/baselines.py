@@ -1,16 +1,21 @@
 """What runs of a kind have taken before: one file for each model x recipe x hardware, for people to read and to keep in
 version control."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import UserError
-from shoal.core.storage import write_atomically
+from shoal.core.section import nearest
+from shoal.core.storage import expand_home, write_atomically
 from shoal.observe.runs import Run
 
 VERSION = 1
@@ -23,6 +28,8 @@ _PLACE = frozenset(
     }
 )
 """Fields of data: that say from where and how it is read. A change of those is to be compared, not told apart."""
+_LONGEST_WORD = 50
+"""Of a file's name, which may have 255 bytes in all."""
 _TRAIN = ("global_batch", "precision", "compile", "activation_checkpointing", "clip_norm")
 
 
@@ -101,7 +108,8 @@ def file_name(key: Mapping[str, Any]) -> str:
     """`mlp-digits-cpu-x2-1a2b3c4d.json`: what a person looks for first, and a hash of all of it."""
     names = [key[part]["name"] for part in ("model", "data") if key[part] is not None] or [key["task"]["name"]]
     words = [*names, key["hardware"]["device"], f"x{key['world_size']}", _hash(key)[:8]]
-    return "-".join(re.sub(r"[^A-Za-z0-9]+", "_", str(word)).strip("_").lower() for word in words) + ".json"
+    plain = [re.sub(r"[^A-Za-z0-9]+", "_", str(word)).strip("_").lower() for word in words]
+    return "-".join(word[:_LONGEST_WORD] for word in plain) + ".json"
 
 
 @dataclass(frozen=True)
@@ -117,16 +125,41 @@ class Baseline:
         return [run for run in self.runs if (run.run, run.time) != (timing.run, timing.time)]
 
 
+def check_place(given: str, may_begin: bool) -> Path:
+    """Where baselines are kept: a folder, or the file of one. `may_begin`: it need not be there yet."""
+    if not given.strip() or "://" in given:
+        raise UserError(f"--baselines: {given!r} should be a folder, or the file of one baseline, ending in .json")
+    place = expand_home(given)
+    try:
+        if place.exists():  # asked first: another gate may make it at this moment
+            if place.is_dir() or (place.is_file() and place.suffix == ".json"):
+                return place
+            raise UserError(
+                f"--baselines: {place} is neither a folder nor the file of a baseline, which ends in .json; "
+                "give the folder they are kept in"
+            )
+        if may_begin:
+            return place
+        beside = place.parent.iterdir() if place.parent.is_dir() else ()
+        guess = nearest(place.name, [path.name for path in beside if path.is_dir() or path.suffix == ".json"])
+    except OSError as error:
+        raise UserError(f"--baselines: {place} cannot be looked into: {error.strerror or error}") from error
+    what = "file" if place.suffix == ".json" else "folder"
+    raise UserError(
+        f"--baselines: there is no {what} {place}; "
+        + (f"did you mean {place.parent / guess}? Or, " if guess else "")
+        + "to begin one with this run, add --save"
+    )
+
+
 def find_baseline(place: Path, key: dict[str, Any]) -> Baseline:
     """The baseline for `key`, without any runs where there is none; `place` is its file, or the folder of all."""
-    if place.suffix != ".json":
-        path = place / file_name(key)
-        return read_baseline(path) if path.exists() else Baseline(path, key, [])
-    if not place.exists():
-        return Baseline(place, key, [])
-    found = read_baseline(place)
+    path = place if place.suffix == ".json" and not place.is_dir() else place / file_name(key)
+    if not path.exists():
+        return Baseline(path, key, [])
+    found = read_baseline(path)
     if differing := differences(found.key, key):
-        raise UserError(f"--baselines: {place} is of another kind of run: {differing}")
+        raise UserError(f"--baselines: {path} is of another kind of run: {differing}")
     return found
 
 
@@ -138,15 +171,26 @@ def nearest_kind(folder: Path, key: dict[str, Any]) -> str | None:
             other = read_baseline(path)
         except UserError:
             continue
-        told.append((len(_flat(other.key).items() ^ _flat(key).items()), path, differences(other.key, key)))
+        told.append((len(_differing(other.key, key)), path, differences(other.key, key)))
     return "the nearest, {1}, differs: {2}".format(*min(told)) if told else None
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """`train.precision fp32 there, bf16 here; ...`, or nothing."""
+    # Of arguments, which may be long, only a hash is kept.
+    return "; ".join(
+        f"other fields of {name.removesuffix('.args')}"
+        if name.endswith(".args")
+        else f"{name} {there} there, {here} here"
+        for name, there, here in _differing(before, now)
+    )
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     there, here = _flat(before), _flat(now)
-    names = [name for name in sorted(there | here) if there.get(name) != here.get(name)]
-    return "; ".join(f"{name} {there.get(name)} there, {here.get(name)} here" for name in names)
+    return [
+        (name, there.get(name), here.get(name)) for name in sorted(there | here) if there.get(name) != here.get(name)
+    ]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -160,35 +204,70 @@ def read_baseline(path: Path) -> Baseline:
     """A baseline's file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["version"] != VERSION:
-            raise UserError(
-                f"--baselines: {path} is of version {content['version']}, and this Shoal reads {VERSION}; remove it"
-            )
-        return Baseline(path, dict(content["key"]), [_timing(run) for run in content["runs"]])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--baselines: {path} cannot be read as a baseline ({error!r}); remove it") from error
+    except OSError as error:
+        raise UserError(f"--baselines: {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _not_one(path, f"it is not JSON: {error}") from error
+    if not isinstance(content, dict) or "version" not in content or not isinstance(content.get("key"), dict):
+        raise _not_one(path, "it has no version and key")
+    if content["version"] != VERSION:
+        raise UserError(
+            f"--baselines: {path} is of version {content['version']}, and this Shoal reads {VERSION}; "
+            "use the Shoal that wrote it, or remove it to begin anew"
+        )
+    try:
+        return Baseline(path, content["key"], [_timing(run) for run in content["runs"]])
+    except KeyError as error:
+        raise _not_one(path, f"{error.args[0]} is missing") from error
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise _not_one(path, str(error)) from error
+
+
+def _not_one(path: Path, why: str) -> UserError:
+    return UserError(
+        f"--baselines: {path} is no baseline, or a broken one ({why}); take it from version control again, or remove it"
+    )
 
 
 def _timing(record: Mapping[str, Any]) -> Timing:
     steps = [float(value) for value in record["step_s"]]
     phases = {str(name): float(value) for name, value in record["phases_s"].items()}
-    if not steps or min(steps) <= 0:
-        raise ValueError("a run without step times")
-    return Timing(str(record["run"]), float(record["time"]), steps, phases, dict(record.get("versions", {})))
+    run, time = str(record["run"]), float(record["time"])
+    if not steps or not all(0 < value < math.inf for value in steps):
+        raise ValueError(f"run {run} has step times that are none")
+    if not all(0 <= value < math.inf for value in phases.values()) or not math.isfinite(time):
+        raise ValueError(f"run {run} has times that are none")
+    return Timing(run, time, steps, phases, dict(record.get("versions", {})))
 
 
-def write_baseline(baseline: Baseline, runs: Sequence[Timing]) -> None:
-    """Keep the newest of `runs`."""
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """While no other gate changes a baseline of this folder, which is made if it is not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"--baselines: {path} cannot be written: {error.strerror or error}") from error
+    try:
+        # Not every network file system locks folders; then only two gates of one kind at one moment would collide.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_baseline(path: Path, key: Mapping[str, Any], runs: Sequence[Timing]) -> None:
+    """Keep the newest of `runs`; the folder is there."""
     kept = sorted(runs, key=lambda run: run.time)[-MOST_RUNS:]
-    head = {"version": VERSION, "key": baseline.key}
+    head = {"version": VERSION, "key": key}
     # A run a line: readable, and a diff shows which came and went.
     lines = ",\n".join(f"  {json.dumps(_rounded(run))}" for run in kept)
     text = json.dumps(head, indent=1).rstrip("}").rstrip() + f',\n "runs": [\n{lines}\n ]\n}}\n'
     try:
-        baseline.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(baseline.path, text)
+        write_atomically(path, text)
     except OSError as error:
-        raise UserError(f"--baselines: {baseline.path} cannot be written: {error.strerror or error}") from error
+        raise UserError(f"--baselines: {path} cannot be written: {error.strerror or error}") from error
 
 
 def _rounded(run: Timing) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Whether a run's steps take longer than those of the runs before it: `shoal bench gate`. Judged by a statistical test
 that knows of outliers, of steps that resemble their neighbours, and of how much whole runs differ."""
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,13 @@ _ASSUMED_SPREAD = 0.015
 """How much whole runs of the same are taken to differ (standard deviation, as a share), as long as few are known."""
 _ASSUMED_RUNS = 3
 """As if this had been seen in so many runs: it weighs less and less beside those that are really there."""
+_FAR = 2.5
+"""A run of the baseline that is further off the others than so many standard deviations counts as just so far."""
 _RESAMPLES = 500
+_MOST_STRETCHES = 1000
+"""Of a long run, so many stretches between two reports are taken, from all of it."""
+AGREEING = 3
+"""So many faster runs, one after the other, are no luck: they begin a new level."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class Judgement:
     verdict: str
     """ok, faster or regression."""
     before_s: float
-    """Seconds a step: the median over the steps of a run, the (geometric) mean over the runs."""
+    """Seconds a step: the median over the steps of a run, and of those the (geometric) mean over the runs, odd ones
+    moved towards the others."""
     now_s: float
     ratio: float
     interval: tuple[float, float]
@@ -74,9 +82,10 @@ def read_timing(run: Run, events: Sequence[Mapping[str, Any]]) -> Timing:
     windows = step_windows(read_metrics(run.path), first_steps)
     if len(windows) < FEWEST_REPORTS:
         raise UserError(
-            f"run {run.name!r}: has {len(windows)} reports after the first {WARMUP_STEPS} steps, and at least "
-            f"{FEWEST_REPORTS} are needed; train longer, or report more often (observe.every_steps)"
+            f"run {run.name!r}: has {counted(len(windows), 'report')} after the first {WARMUP_STEPS} steps, and at "
+            f"least {FEWEST_REPORTS} are needed; train longer, or report more often (observe.every_steps)"
         )
+    windows = windows[:: -(-len(windows) // _MOST_STRETCHES)]
     names = [phase for phase in STEPPING if any(window.get(phase) for window in windows)]
     phases = {name: statistics.median(window.get(name, 0.0) for window in windows) for name in names}
     told = starts[-1].get("versions") if starts else None
@@ -99,9 +108,9 @@ def step_windows(reports: Sequence[Mapping[str, Any]], first_steps: Sequence[int
         seconds = report.get("seconds")
         if step <= begin or not is_warm or not isinstance(seconds, dict):
             continue
-        found = {phase: float(seconds[phase]) / (step - begin) for phase in STEPPING if _is_time(seconds.get(phase))}
-        if sum(found.values()) > 0:
-            windows.append(found)
+        told = {phase: seconds[phase] for phase in STEPPING if phase in seconds}
+        if all(map(_is_time, told.values())) and sum(told.values()) > 0:  # without one, a step would look shorter
+            windows.append({phase: float(value) / (step - begin) for phase, value in told.items()})
     return windows
 
 
@@ -112,19 +121,20 @@ def _is_time(value: Any) -> bool:
 def judge(now: Timing, before: Sequence[Timing], threshold: float = 0.05, alpha: float = 0.05) -> Judgement:
     """Compare a run with those of its baseline.
 
-    What is compared is the logarithm of each run's median. It is off by what the run's own steps leave open, which a
-    bootstrap over blocks of neighbouring steps tells, and by what whole runs differ, which the runs of the baseline
-    tell, and an assumption as long as they are few. A regression is both: beyond chance (one-sided t-test, p < alpha),
-    and larger than `threshold`.
+    What is compared is the logarithm of each run's median, with the mean of those of the baseline; a run among them
+    that is far from the others, by luck or not, counts as less far. It is off by what the run's own steps leave open,
+    which a bootstrap over blocks of neighbouring steps tells, and by what whole runs differ, which the runs of the
+    baseline tell, and an assumption as long as they are few. A regression is both: beyond chance (one-sided t-test,
+    p < alpha), and larger than `threshold`.
     """
     from scipy.stats import t
 
-    levels = [_level(run.step_s) for run in before]
-    level = math.fsum(levels) / len(levels)
-    freedom = _ASSUMED_RUNS + len(levels) - 1
-    open_now = _error(now.step_s) ** 2
-    open_before = statistics.fmean(_error(run.step_s) ** 2 for run in before)
+    freedom = _ASSUMED_RUNS + len(before) - 1
+    open_now = _error(tuple(now.step_s)) ** 2
+    open_before = statistics.fmean(_error(tuple(run.step_s)) ** 2 for run in before)
     assumed = _ASSUMED_SPREAD**2 + max(open_now, open_before)
+    levels = _without_far_ones([_level(run.step_s) for run in before], math.sqrt(assumed))
+    level = statistics.fmean(levels)
     spread = (_ASSUMED_RUNS * assumed + math.fsum((one - level) ** 2 for one in levels)) / freedom
     error = math.sqrt(max(spread, open_now) + max(spread, open_before) / len(levels))
     difference = _level(now.step_s) - level
@@ -148,11 +158,32 @@ def judge(now: Timing, before: Sequence[Timing], threshold: float = 0.05, alpha:
     )
 
 
+def _without_far_ones(levels: Sequence[float], assumed: float) -> list[float]:
+    """Those that are far from the middle moved to where "far" begins, so that no single one decides."""
+    middle = statistics.median(levels)
+    usual = 1.4826 * statistics.median(abs(one - middle) for one in levels)  # a standard deviation, without outliers
+    reach = _FAR * max(usual, assumed)
+    return [min(max(one, middle - reach), middle + reach) for one in levels]
+
+
+def runs_with(now: Timing, before: Sequence[Timing], threshold: float = 0.05, alpha: float = 0.05) -> list[Timing]:
+    """The runs of a baseline once `now` is one of them, oldest first.
+
+    A single fast run may be luck, and stays one among the others. When the newest three are each faster than those
+    before them, that is the new level: the older ones are dropped, so that falling back to them is a regression.
+    """
+    runs = sorted([*before, now], key=lambda run: run.time)
+    older, newest = runs[:-AGREEING], runs[-AGREEING:]
+    is_new_level = older and all(judge(run, older, threshold, alpha).verdict == "faster" for run in newest)
+    return newest if is_new_level else runs
+
+
 def _level(step_s: Sequence[float]) -> float:
     return math.log(statistics.median(step_s))
 
 
-def _error(step_s: Sequence[float]) -> float:
+@functools.lru_cache
+def _error(step_s: tuple[float, ...]) -> float:
     """Standard error of the logarithm of the median: of samples put together from blocks, so that steps which are slow
     because those before them were do not count as if each were news."""
     values, count = np.log(np.asarray(step_s)), len(step_s)
@@ -182,16 +213,21 @@ def _as_one(phases: Mapping[str, float]) -> dict[str, float]:
 def in_words(found: Judgement, threshold: float) -> str:
     """The judgement in a line."""
     then, now = f"{1e3 * found.before_s:.4g}", f"{1e3 * found.now_s:.4g}"
-    size = f"{found.ratio - 1:+.1%}, {then} -> {now} ms"
+    size, limit = f"{found.ratio - 1:+.1%}, {then} -> {now} ms", f"{100 * threshold:.3g}%"
     if found.verdict == "regression":
         grown = found.grown
         why = f"; {phase_words(grown)}" if grown is not None else ""
-        return f"regression: a step takes longer by more than {threshold:.0%} and beyond chance ({size}){why}"
+        return f"regression: a step takes longer by more than {limit} and beyond chance ({size}){why}"
     if found.verdict == "faster":
-        return f"faster: a step takes less by more than {threshold:.0%} and beyond chance ({size})"
+        return f"faster: a step takes less time, by more than {limit} and beyond chance ({size})"
     if abs(found.ratio - 1) > threshold:
-        return f"ok: what differs may be chance ({size}; p = {found.p:.2g})"
-    return f"ok: a step takes what it did, within {threshold:.0%} ({size})"
+        return f"ok: the difference may be chance ({size}; p = {found.p:.2g}); longer runs, or more of them, tell more"
+    return f"ok: a step takes as long as before, within {limit} ({size})"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def phase_words(change: Change) -> str:

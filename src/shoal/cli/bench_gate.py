@@ -26,72 +26,83 @@ if TYPE_CHECKING:
     help="Where they are kept (default: baselines).",
 )
 @click.option("--save", is_flag=True, help="Add this run to its baseline, or begin one; not if it is a regression.")
-@click.option(
-    "--threshold",
-    default=0.05,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Changes up to this share are none (default: 0.05).",
-)
-@click.option(
-    "--alpha",
-    default=0.05,
-    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
-    help="How often chance may pass for a change (default: 0.05).",
-)
+@click.option("--accept", is_flag=True, help="Take this run for the new normal, in place of those before it.")
+@click.option("--threshold", default=0.05, help="Changes up to this share are none (default: 0.05, which is 5%).")
+@click.option("--alpha", default=0.05, help="How often chance may pass for a change (default: 0.05).")
 @JSON
-def gate_command(run: str, place: str, save: bool, threshold: float, alpha: float, as_json: bool) -> int:
+def gate_command(run: str, place: str, save: bool, accept: bool, threshold: float, alpha: float, as_json: bool) -> int:
     """Compare the step times of a finished RUN with those of earlier runs of the same model, recipe and hardware.
 
-    Status 0: as fast, or faster; 1: a regression, and which phase of the step grew; 2: wrong input, or nothing to
-    compare with (unless with --save).
+    Status 0: as fast, or faster, or accepted; 1: a regression, and which phase of the step grew; 2: wrong input, or
+    nothing to compare with (unless with --save or --accept).
 
     \b
     shoal bench gate runs/mnist-20260101-120000-ab12 --save
     """
-    from shoal.bench.baselines import find_baseline, key_of, nearest_kind
+    from shoal.bench.baselines import check_place, find_baseline, key_of
     from shoal.bench.gate import judge, read_timing
-    from shoal.core.storage import expand_home
     from shoal.observe.runs import find_run, read_events, read_run
 
+    _check_shares(threshold, alpha)
+    if Path(run).is_file():
+        raise UserError(f"run {run!r}: is a file; give the folder of a run that shoal train has made, or its name")
     path = find_run(run)
     whole, events = read_run(path), read_events(path)
     timing, key = read_timing(whole, events), key_of(whole, events)
-    baseline = find_baseline(expand_home(place), key)
+    baseline = find_baseline(check_place(place, may_begin=save or accept), key)
     before = baseline.others(timing)
+    if not before and not save and not accept:
+        raise UserError(_nothing_there(baseline))
     found = judge(timing, before, threshold, alpha) if before else None
-    if found is None and not save:
-        nearest = nearest_kind(baseline.path.parent, key)
-        raise UserError(
-            f"--baselines: {baseline.path} has no other run to compare with; to begin with this one, add --save"
-            + (f" ({nearest})" if nearest else "")
-        )
-    record = _record(found, timing, threshold) | {"run": timing.run, "baseline": str(baseline.path), "key": key}
+    is_refused = found is not None and found.verdict == "regression" and not accept
+    record = _record(found, threshold) | {"run": timing.run, "baseline": str(baseline.path), "key": key}
     _show(found, record, as_json)
-    if save:
-        _save(baseline, timing, found, as_json)
+    if is_refused:
+        click.echo(_refused(len(before), save), err=as_json)
+    elif save or accept:
+        is_faster = found is not None and found.verdict == "faster"
+        click.echo(_save(baseline, timing, is_faster, None if accept else (threshold, alpha)), err=as_json)
     if as_json:
-        click.echo(to_json_line(record))
-    return 1 if found is not None and found.verdict == "regression" else 0
+        click.echo(to_json_line(record | {"saved": (save or accept) and not is_refused, "accepted": accept}))
+    return 1 if is_refused else 0
 
 
-def _record(found: "Judgement | None", timing: "Timing", threshold: float) -> dict[str, Any]:
+def _check_shares(threshold: float, alpha: float) -> None:
+    if not 0 < threshold <= 1:
+        raise UserError(f"--threshold: {threshold:g} should be a share above 0 and at most 1; 0.05 is 5%")
+    if not 0 < alpha < 0.5:
+        raise UserError(f"--alpha: {alpha:g} should be above 0 and below 0.5; 0.05 is 1 time in 20")
+
+
+def _nothing_there(baseline: "Baseline") -> str:
+    from shoal.bench.baselines import nearest_kind
+
+    if baseline.runs:
+        return f"--baselines: {baseline.path} holds this very run alone; train once more, and compare that run"
+    near = nearest_kind(baseline.path.parent, baseline.key)
+    return (
+        f"--baselines: {baseline.path.parent} holds no run of this kind; to begin a baseline with this one, add --save"
+        + (f" ({near})" if near else "")
+    )
+
+
+def _record(found: "Judgement | None", threshold: float) -> dict[str, Any]:
     from shoal.bench.gate import to_record
 
     if found is not None:
         return to_record(found, threshold)
-    words = f"no baseline: this is the first run of its kind, with {len(timing.step_s)} stretches of steps"
-    return {"verdict": "no baseline", "words": words}
+    return {"verdict": "no baseline", "words": "no baseline yet: this is the first run of its kind"}
 
 
 def _show(found: "Judgement | None", record: dict[str, Any], as_json: bool) -> None:
-    from shoal.bench.gate import table
+    from shoal.bench.gate import counted, table
 
     if found is not None:
         print_table(table(found), as_json)
         low, high = found.interval
         click.echo(
             f"ratio {found.ratio:.3f}, with 90% confidence {low:.3f} to {high:.3f}; p = {found.p:.2g}; "
-            f"{found.num_runs} run{'s' * (found.num_runs > 1)} in {record['baseline']}",
+            f"{counted(found.num_runs, 'run')} in {record['baseline']}",
             err=as_json,
         )
         if found.num_runs < 3:
@@ -99,16 +110,35 @@ def _show(found: "Judgement | None", record: dict[str, Any], as_json: bool) -> N
     click.echo(record["words"], err=as_json)
 
 
-def _save(baseline: "Baseline", timing: "Timing", found: "Judgement | None", as_json: bool) -> None:
-    """A faster run begins a new level: beside the runs before it, it would pass for a wide spread."""
-    from shoal.bench.baselines import write_baseline
+def _refused(num_before: int, save: bool) -> str:
+    """What to do about a regression; of a baseline of one or two runs, nobody can say which is the odd one."""
+    luck = ""
+    if num_before < 3:
+        those = "the one run" if num_before == 1 else "the two runs"
+        luck = f"{those} in the baseline may have had luck: train once more, and compare that; "
+    return f"{'not saved; ' * save}{luck}to take this run for the new normal, add --accept"
 
-    verdict = found.verdict if found is not None else "ok"
-    where: Path = baseline.path
-    if verdict == "regression":
-        click.echo(f"not saved; to take this for the new normal, remove {where} and save again", err=as_json)
-        return
-    others = [] if verdict == "faster" else baseline.others(timing)
-    write_baseline(baseline, [*others, timing])
-    instead = f", instead of the {len(baseline.others(timing))} slower ones" if verdict == "faster" else ""
-    click.echo(f"saved in {where}{instead}", err=as_json)
+
+def _save(baseline: "Baseline", timing: "Timing", is_faster: bool, limits: tuple[float, float] | None) -> str:
+    """Keep the run beside those that are there by now: another gate may have written. What was done, in words.
+
+    `limits`: threshold and alpha; None: the run takes the place of all others.
+    """
+    from shoal.bench.baselines import changing, find_baseline, write_baseline
+    from shoal.bench.gate import AGREEING, counted, runs_with
+
+    path, is_new_folder = baseline.path, not baseline.path.parent.exists()
+    with changing(path):
+        others = find_baseline(path, baseline.key).others(timing)
+        runs = [timing] if limits is None else runs_with(timing, others, *limits)
+        write_baseline(path, baseline.key, runs)
+    words = f"saved in {path}" + (" (its folder is new)" if is_new_folder else "")
+    dropped = len(others) + 1 - len(runs)
+    if dropped and limits is None:
+        return f"{words}, in place of the {counted(dropped, 'run')} before it"
+    if dropped:
+        those = "the slower run before them is" if dropped == 1 else f"the {dropped} slower runs before them are"
+        return f"{words}; {AGREEING} runs in a row are faster now, so {those} dropped"
+    if is_faster:
+        words += f"; the level is the new one once {AGREEING} runs in a row are as fast, or at once with --accept"
+    return words

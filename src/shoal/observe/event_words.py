@@ -17,6 +17,10 @@ def event_line(name: str, fields: dict[str, Any]) -> str | None:
             f"{fields['train_samples']:,} samples, {fields['num_steps']:,} steps of {fields['global_batch']}"
             f"{micro_batch}"
         )
+    if name == "profile":
+        first, last = fields["steps"]
+        steps = f"step {first} is" if first == last else f"steps {first} to {last} are"
+        return f"worker {fields['rank']}: {steps} recorded in {fields['path']}"
     words = _WORDS.get(name)
     if words is None:
         return None
@@ -54,7 +58,6 @@ _WORDS = {
     "print": "[rank {rank}] {line}",
     "starting": "{what}",
     "dashboard": "Ray's dashboard: {url}",
-    "profile": "worker {rank}: steps {steps[0]} to {steps[1]} are recorded in {path}",
     "metrics": "metrics for Prometheus: {url}",
     "waiting": "waiting for {for} ({seconds_left} s left)",
     "failure": "worker {rank}: {message}",

@@ -4,6 +4,7 @@ torch, because where they lie is asked for by those who read them."""
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ FOLDER = "profile"
 _MOST = 40
 """Operators that are kept."""
 
+_FILE = re.compile(r"rank-(\d+)(\.json|\.trace\.json\.gz)", re.ASCII)
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -34,30 +36,33 @@ def file_stem(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
-def make_profiler(section: ProfileSection | None, run_dir: Path, process: "Process", observer: Observer) -> "Profiler":
-    """What the loop drives: one that records where this worker is asked to, else one that does nothing."""
+def make_profiler(
+    section: ProfileSection | None, run_dir: Path, process: "Process", observer: Observer, num_steps: int | None = None
+) -> "Profiler":
+    """What the loop drives: one that records where this worker is asked to, else one that does nothing.
+
+    `num_steps`: the run's last step, after which nothing is recorded, lest its last evaluation be taken for steps.
+    """
     if section is None:
         return Profiler()
-    beyond = _beyond(section.ranks, process.world_size) if process.is_first else []
-    is_asked = _records(section.ranks, process.rank)
-    if not is_asked and not beyond:
+    if not process.is_first and not _records(section.ranks, process.rank):
         return Profiler()
     tell = observer.event if process.is_first else _tell_in(run_dir)
-    recorder = _Recorder(section, run_dir / FOLDER, process.rank, process.device, tell)
-    recorder.is_asked = is_asked
-    if beyond:
-        recorder.warning = (
-            f"observe.profile.ranks: there is no worker {beyond[0]}; the last is {process.world_size - 1}"
-        )
-    return Profiler(recorder)
+    return Profiler(_Recorder(section, run_dir / FOLDER, process, tell, num_steps))
 
 
 def _records(ranks: Sequence[int] | str, rank: int) -> bool:
     return ranks == "all" if isinstance(ranks, str) else rank in ranks
 
 
-def _beyond(ranks: Sequence[int] | str, world_size: int) -> list[int]:
-    return [] if isinstance(ranks, str) else [rank for rank in ranks if rank >= world_size]
+def _beyond(ranks: Sequence[int] | str, world_size: int) -> str | None:
+    """That workers are asked for who are not there, in words."""
+    beyond = [] if isinstance(ranks, str) else sorted({rank for rank in ranks if rank >= world_size})
+    if not beyond:
+        return None
+    there = f"there are workers 0 to {world_size - 1}" if world_size > 1 else "the only worker is 0"
+    nobody = ", so nothing is profiled" if len(beyond) == len(set(ranks)) else ""
+    return f"observe.profile.ranks: there is no worker {', '.join(map(str, beyond))}; {there}{nobody}"
 
 
 def _tell_in(run_dir: Path) -> Tell:
@@ -113,21 +118,24 @@ def _warn(recorder: "_Recorder", error: Exception) -> None:
 
 
 class _Recorder:
-    """Steps `after` + 1 to `after` + `steps` of this start; the one before them only warms the profiler up."""
+    """Steps `after` + 1 to `after` + `steps` of this start; the one before them only warms the profiler up.
+
+    The first worker has one also if it is not to record: it speaks for all, who make as many steps.
+    """
 
     def __init__(
-        self, section: ProfileSection, folder: Path, rank: int, device: "torch.device", tell: Callable[..., None]
+        self, section: ProfileSection, folder: Path, process: "Process", tell: Tell, num_steps: int | None
     ) -> None:
-        self.rank = rank
+        self.rank = process.rank
         self.tell = tell
         self.is_done = False
-        self.is_asked = True
-        """Whether this worker records at all."""
-        self.warning: str | None = None
-        """To be told once the run is under way."""
+        self._is_asked = _records(section.ranks, process.rank)
+        self._is_first = process.is_first
+        self._world_size = process.world_size
+        self._device = process.device
         self._section = section
         self._folder = folder
-        self._device = device
+        self._num_steps = num_steps
         self._profile: Any = None
         self._seen = 0
         self._first_step: int | None = None
@@ -137,11 +145,12 @@ class _Recorder:
 
     def after_step(self, step: int) -> bool:
         self._seen += 1
+        after, steps = self._section.after, self._section.steps
         if self._seen == 1:
             self._begin()
-        if self.is_done:
+        if not self._is_asked:
+            self.is_done = self._seen >= after + steps
             return False
-        after, steps = self._section.after, self._section.steps
         if self._seen < after - 1:
             return False
         if self._profile is None:
@@ -154,28 +163,40 @@ class _Recorder:
             return True
         if self._seen > after:
             self._last_step = step
-            if self._seen == after + steps:
+            if self._seen == after + steps or step == self._num_steps:
                 return self.close()
             self._profile.step()  # which marks the step in the trace
         return self._seen < after
 
     def _begin(self) -> None:
-        if self.warning is not None:
-            self.tell("warning", {"message": self.warning})
-        self.is_done = not self.is_asked
-        if self.is_asked:
-            for suffix in (".json", ".trace.json.gz"):  # of an earlier start: it would be taken for this one's
-                (self._folder / f"{file_stem(self.rank)}{suffix}").unlink(missing_ok=True)
+        """What an earlier start has left would be taken for this one's: each removes its own, the first all others'."""
+        beyond = _beyond(self._section.ranks, self._world_size)
+        if self._is_first and beyond is not None:
+            self.tell("warning", {"message": beyond})
+        for path in self._folder.glob("rank-*"):
+            name = _FILE.fullmatch(path.name)
+            is_own = name is not None and int(name[1]) == self.rank
+            is_nobodys = name is not None and self._is_first and not self._will_record(int(name[1]))
+            if is_own or is_nobodys:
+                path.unlink(missing_ok=True)
+
+    def _will_record(self, rank: int) -> bool:
+        return rank < self._world_size and _records(self._section.ranks, rank)
 
     def close(self) -> bool:
         """Stop, and write what there is."""
-        if not self.is_asked:
-            return False
-        if self._profile is None or self._first_step is None or self._last_step < self._first_step:
+        recorded = 0 if self._first_step is None else self._last_step - self._first_step + 1
+        if not self._is_asked or recorded == 0:
             if self._profile is not None:
                 self._profile.stop()
-            self._tell_that_nothing_was()
-            return True
+            self.is_done = True
+            self._tell_what_is_missing(min(max(self._seen - self._section.after, 0), self._section.steps))
+            return self._is_asked
+        self._write()
+        self._tell_what_is_missing(recorded)
+        return True
+
+    def _write(self) -> None:
         self._seconds = self._now() - self._began
         self._profile.stop()
         self.is_done = True
@@ -190,7 +211,6 @@ class _Recorder:
         finally:
             partial.unlink(missing_ok=True)
         self.tell("profile", {"rank": self.rank, "steps": record["steps"], "path": str(trace)})
-        return True
 
     def _start(self, warmup: bool) -> None:
         from torch._C._autograd import _profiler_enabled
@@ -226,12 +246,14 @@ class _Recorder:
             "operators": hottest(averages, on_gpu=self._device.type == "cuda"),
         }
 
-    def _tell_that_nothing_was(self) -> None:
-        self.is_done = True
-        message = (
-            f"nothing is profiled on worker {self.rank}: it made {self._seen} steps, and recording begins after "
-            f"{self._section.after}; lower observe.profile.after"
-        )
+    def _tell_what_is_missing(self, recorded: int) -> None:
+        """A run that was too short for what was asked."""
+        after, steps = self._section.after, self._section.steps
+        if not self._is_first or recorded >= steps or not any(map(self._will_record, range(self._world_size))):
+            return
+        made = f"{self._seen} step{'s were' if self._seen != 1 else ' was'} made"
+        message = f"only {recorded} of {steps} steps are profiled" if recorded else "nothing is profiled"
+        message += f": {made}, and recording begins after {after}; train longer, or set observe.profile.after lower"
         self.tell("warning", {"message": message})
 
 

@@ -312,7 +312,7 @@ def _assemble(
         group=process.group,
         clock=clock,
         vitals=_vitals(built, plan, process, clock),
-        profiler=make_profiler(recipe.observe.profile, request.run_dir, process, observer),
+        profiler=make_profiler(recipe.observe.profile, request.run_dir, process, observer, plan.num_steps),
     )
 
 
