@@ -136,6 +136,20 @@ def test_a_launcher_whose_clock_is_ahead_makes_no_time() -> None:
     assert ledger.unaccounted_s > -0.01 * ledger.worker_s
 
 
+def test_workers_that_go_on_where_the_clock_is_behind() -> None:
+    """On one machine, then with one worker more on another; reports of both, whose times are out of order."""
+    events = [
+        start(1000.0, 1000.0, world_size=1),
+        event(1010.0, "save", step=10),
+        event(1010.0, "resize"),
+        start(700.0, 1000.0, step=10),
+        event(710.0, "done", step=20, seconds={}),
+    ]
+    reports = [report(1010.0, 10, forward=10.0), report(710.0, 20, forward=10.0)]
+    ledger = make_ledger(events, reports)
+    assert ledger.seconds["useful"] == 10.0 + 2 * 10.0 and ledger.goodput == 1.0
+
+
 def test_a_run_that_vanished_with_its_launcher_ends_with_its_last_sign_of_life() -> None:
     events = [
         start(105.0, 100.0, world_size=1),

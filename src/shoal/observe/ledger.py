@@ -128,11 +128,11 @@ def make_ledger(
     """The ledger of these events and reports, as they are read from a run's folder; reports may be millions."""
     starts = _starts(events)
     booked = dict.fromkeys(CATEGORIES, 0.0)
+    kept = _whose_reports_are_kept(starts)
     for report in reports:
-        if (when := _number(report.get("time"))) is not None:
-            place = bisect.bisect_right(starts, when, key=lambda start: start.told) - 1
-            if place >= 0:
-                _book_report(booked, starts[place], report, when)
+        if kept and (when := _number(report.get("time"))) is not None:
+            place = bisect.bisect_left(kept, report["step"], key=lambda start: start.step) - 1
+            _book_report(booked, kept[max(place, 0)], report, when)
     for number, start in enumerate(starts):
         is_last = number == len(starts) - 1
         if start.ended_by in (None, "vanished"):
@@ -141,6 +141,20 @@ def make_ledger(
             start.ends = max(start.ends, until)
         _book_rest(booked, start)
     return Ledger(booked, sum(start.world_size * max(start.ends - start.begins, 0.0) for start in starts))
+
+
+def _whose_reports_are_kept(starts: Sequence[_Start]) -> list[_Start]:
+    """Those of which there can be reports, by the step they began with.
+
+    A start drops the reports of steps that it makes again, so a report is of the last start that began before its step,
+    whatever the clocks of machines say.
+    """
+    kept: list[_Start] = []
+    for start in starts:
+        while kept and kept[-1].step >= start.step:
+            kept.pop()
+        kept.append(start)
+    return kept
 
 
 def _starts(events: Sequence[Mapping[str, Any]]) -> list[_Start]:
