@@ -13,7 +13,7 @@ function head() {
       el("p", { class: "verdict-label" }, verdict && !verdict.is_final ? "Verdict so far" : "Verdict"),
       el("p", { class: "verdict-words" }, verdict ? sentence(verdict.words) : "Nothing to judge by yet: no report has come in."),
       verdict && verdict.advice && el("p", { class: "verdict-advice" }, sentence(verdict.advice) + "."),
-      verdict && / of the time /.test(verdict.words) && el("p", { class: "note" }, "Of the time between start and end, which belong to no step.")));
+      verdict && / of the time /.test(verdict.words) && el("p", { class: "note" }, "Of the time of the training loop: start-up and end are not in it.")));
 }
 
 const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
