@@ -3,10 +3,14 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.cli.main import run
+from shoal.core.errors import UserError
+from shoal.observe.track.section import TrackSection
+from shoal.train.track import Asked, _remember, read_asked
 from tests.made_run import make_run
 
 Capture = pytest.CaptureFixture[str]
@@ -69,3 +73,32 @@ def test_wrong_input(made: Path, capfd: Capture, arguments: list[str], words: st
     out, err = capfd.readouterr()
     assert words in err and out == "" and len(err.splitlines()) == 1
     assert not (made / "track").exists(), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("sink", "given", "is_kept"),
+    [
+        ("mlflow", {"uri": "http://127.0.0.1:5000", "experiment": "a"}, True),
+        ("mlflow", {"uri": "postgresql://me:${env:PASS}@h/db"}, True),
+        ("mlflow", {"uri": "http://${env:TOKEN}@h"}, True),
+        ("mlflow", {"uri": "http://abc123@h"}, False),
+        ("mlflow", {"uri": "http://me:hunter2@h"}, False),
+        ("mlflow", {"uri": "http://h:1/?key=abc123"}, False),
+        ("otlp", {"endpoint": "http://h:4318", "headers": {"x-team": "${env:TEAM}"}}, True),
+        ("otlp", {"endpoint": "http://h:4318", "headers": {"x-team": "abc123"}}, False),
+        ("tensorboard", True, True),
+    ],
+)
+def test_where_a_run_was_sent_is_kept_without_secrets(tmp_path: Path, sink: str, given: Any, is_kept: bool) -> None:
+    (tmp_path / "track").mkdir()
+    _remember(tmp_path, Asked(TrackSection(), str, {sink: given}), [sink])
+    kept = tmp_path / "track" / "sent_to.json"
+    assert (json.loads(kept.read_text()) if kept.exists() else None) == ({sink: given} if is_kept else None)
+
+
+def test_a_token_that_is_a_reference_is_no_password(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKX", "abc")
+    asked = read_asked(made, ["track.mlflow.uri=http://${env:TOKX}@h"])
+    assert asked.section.mlflow is not None and asked.section.mlflow.uri == "http://abc@h"
+    with pytest.raises(UserError, match="holds a password"):
+        read_asked(made, ["track.mlflow.uri=http://${env:TOKX}:hunter2@h"])

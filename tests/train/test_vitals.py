@@ -78,6 +78,7 @@ def test_what_a_short_run_did_is_told_at_its_end_and_of_a_long_one_no_rest() -> 
     assert vitals.exchange().workers is None
     line = vitals.last_line()
     assert line is not None and set(line.seconds) == {"forward"}
+    assert line.over_s == pytest.approx(line.seconds["forward"][0], abs=1e-3)
     assert (line.system["memory_bytes"][0] or 0) > 0
     vitals.exchange()
     assert vitals.last_line() is None, "there was one"

@@ -7,6 +7,7 @@ import click
 from shoal.cli.sizes import parse_size
 from shoal.cli.words import ADDRESS, GPU, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import UserError
+from shoal.core.secrets import scrub
 from shoal.core.storage import to_json_line
 from shoal.parallel.sizes import PARTS
 from shoal.recipe.load import load_recipe
@@ -65,7 +66,7 @@ def command(
         found = with_host_notes(found)
     record = found.to_record()
     _print(found, as_json)
-    if room is not None:
+    if room is not None and address is not None:
         record["cluster"] = room.to_record()
         _print_room(room, address, as_json)
     is_right = True
@@ -120,10 +121,10 @@ def _ask_for_room(recipe: "Recipe", address: str) -> "Room":
     return room_on(address, recipe)
 
 
-def _print_room(room: "Room", address: str | None, as_json: bool) -> None:
+def _print_room(room: "Room", address: str, as_json: bool) -> None:
     size = ", ".join(f"{amount:g} {name}" for name, amount in room.per_worker.items())
     there = f"{room.workers} workers of {size} fit on {room.machines} of its machines, at most {room.free} of them now"
-    click.echo(f"cluster at {address}: {room.obstacle or 'has room'}; {there}", err=as_json)
+    click.echo(f"cluster at {scrub(address)}: {room.obstacle or 'has room'}; {there}", err=as_json)
 
 
 def _check_machine(recipe: "Recipe") -> None:

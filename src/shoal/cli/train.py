@@ -12,6 +12,7 @@ import click
 from shoal.cli.tables import print_table
 from shoal.cli.words import ADDRESS, GPU, INIT_FROM, RESUME, WORDS, WORKERS, init_from_override, recipes_and_overrides
 from shoal.core.errors import RunError, UserError
+from shoal.core.secrets import scrubbed
 from shoal.recipe.load import shipped_recipes
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _carry_out(prepared: "Prepared", as_json: bool, log_json: bool, options: dic
         if as_json and not is_silent():
             _print_json(_failed(run_dir, prepared.loaded.hide(str(error))))
         if list((run_dir / "checkpoints").glob("step-*")):
-            error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir, options)}")
+            error.add_note(f"to go on from the last checkpoint: {resume_command(run_dir, scrubbed(options))}")
         raise
     finally:
         console.close()

@@ -12,6 +12,7 @@ from typing import Any
 from shoal.core.errors import UserError
 from shoal.core.machine import usable_cores
 from shoal.core.ray_connection import has_token, host_and_port, is_loopback, ray_settings, why_silent
+from shoal.core.secrets import scrub
 from shoal.data.section import CustomData
 from shoal.launch.environment import QUIET_RAY
 from shoal.launch.local import check_shared, threads_of
@@ -38,7 +39,7 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
     nursery = new_nursery_name()
     # On this machine already now: torch is imported while Ray starts.
     warm = Nursery(nursery) if how.address in (None, "auto") or _is_here(how.address) else None
-    where = f"Ray at {how.address}" if how.address else "Ray"
+    where = f"Ray at {scrub(how.address)}" if how.address else "Ray"
     how.console.event("starting", {"what": f"{'starting' if is_own else 'connecting to'} {where}"})
     with contextlib.ExitStack() as stack:
         if warm is not None:
@@ -70,9 +71,9 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
 def check_address(address: str | None) -> None:
     """Refuse what cannot be the address of a cluster."""
     if address is not None and "://" in address and not address.startswith("ray://"):
-        raise UserError(f"--address: {address!r} should be {_FORMS}; http:// addresses are for shoal submit")
+        raise UserError(f"--address: {scrub(address)!r} should be {_FORMS}; http:// addresses are for shoal submit")
     if address not in (None, "auto") and not host_and_port(address)[1]:
-        raise UserError(f"--address: {address!r} should be {_FORMS}")
+        raise UserError(f"--address: {scrub(address)!r} should be {_FORMS}")
 
 
 def _check_machine(prepared: Prepared) -> None:
@@ -134,9 +135,9 @@ def _check_answers(address: str | None, host: str, port: int) -> None:
 
 
 def _no_cluster(address: str | None, reason: str) -> UserError:
+    at = None if address is None else scrub(address)
     return UserError(
-        f"--address: no Ray cluster answers at {address!r} ({reason}); start one with ray start --head, or leave this "
-        "out"
+        f"--address: no Ray cluster answers at {at!r} ({reason}); start one with ray start --head, or leave this out"
     )
 
 

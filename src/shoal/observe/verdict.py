@@ -61,6 +61,8 @@ class Circumstances:
     """Who reads: `map`, `stream`, `memory` or `ray`; `iterable`: the same for an iterator of the user's own."""
     can_reside: bool = False
     """Whether all samples could be in the GPU's memory, and are not."""
+    evaluates_often: bool = True
+    """Whether there are evaluations before the last step."""
     settings: Mapping[str, int] = field(default_factory=dict)
     """Numbers of the recipe as they are, by dotted field: an advice to raise one says from where."""
 
@@ -222,7 +224,8 @@ _ADVICE: dict[str, Callable[[Circumstances], str]] = {
         f"{_raise(around, 'checkpoint.every_steps', 4)}, or keep the run on a faster disk with --run-dir"
     ),
     "evaluation": lambda around: (
-        f"{_raise(around, 'evaluate.every_steps', 4)}, or {_raise(around, 'evaluate.batch', 4)}"
+        (f"{_raise(around, 'evaluate.every_steps', 4)}, or " if around.evaluates_often else "")
+        + _raise(around, "evaluate.batch", 4)
     ),
     "reporting": lambda around: _raise(around, "observe.every_steps", 10),
 }

@@ -41,7 +41,10 @@ _PACKAGES = {
     "wandb": ("wandb",),
     "otlp": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
-_PASSWORD = re.compile(r"://(?:[^\s/@:]|\$\{env:\w+\})*:(?!\$\{env:\w+\}@)[^\s/@]+@")
+_REFERENCE = r"\$\{env:\w+\}"
+_PASSWORD = re.compile(rf"://(?:{_REFERENCE}|(?!\$\{{env:)[^\s/@:])*:(?!{_REFERENCE}@)[^\s/@]+@")
+_REFERRED = re.compile(rf"://(?:[^\s/@:]*:)?{_REFERENCE}@")
+"""A password or token in an address that is a reference, with the name of its user."""
 _TELLING = re.compile(r"authori[sz]ation|token|key|secret|password|cookie", re.IGNORECASE)
 _OnlyTrack = create_model("_OnlyTrack", track=(TrackSection, TrackSection()))
 
@@ -89,10 +92,20 @@ def _read_sent(run_dir: Path) -> Tree:
 
 def _remember(run_dir: Path, asked: Asked, sinks: Iterable[str]) -> None:
     """Where a run was sent to that did not ask for it, so that it can be sent there again by its name alone."""
-    sent = {name: asked.given[name] for name in sinks if scrubbed(asked.given[name], name) == asked.given[name]}
+    sent = {name: asked.given[name] for name in sinks if not _may_hold_secret(asked.given[name], name)}
     if sent:
         with contextlib.suppress(OSError):  # a full disk: it must be said again, next time
             write_atomically(run_dir / FOLDER / _SENT, to_json_line(_read_sent(run_dir) | sent) + "\n")
+
+
+def _may_hold_secret(given: Any, name: str) -> bool:
+    """Whether there is more in it than names, places and references: what was typed once must not stay on the disk."""
+    for path, text in _texts(given, name):
+        rest = _REFERRED.sub("://", text)
+        is_header = path.startswith("otlp.headers.") and "${env:" not in text
+        if is_header or "?" in rest or scrubbed(rest, path.rpartition(".")[2]) != rest:
+            return True
+    return False
 
 
 def check_tracking(loaded: LoadedRecipe, is_here: bool = True) -> None:

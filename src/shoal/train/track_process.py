@@ -103,7 +103,9 @@ def once(run_dir: Path, asked: Asked) -> NoReturn:
                 problems[follower.name] = follower.progress.problem or "see track/log"
     except Timeout:
         targets = dict.fromkeys(asked.section.sinks, "")
-        problems = dict.fromkeys(asked.section.sinks, "the run is being followed by the process beside its training")
+        problems = dict.fromkeys(
+            asked.section.sinks, "another process is sending it, beside its training or by shoal track"
+        )
     os.write(stdout, (json.dumps({"targets": targets, "problems": problems}) + "\n").encode())
     _leave(1 if problems else 0)
 

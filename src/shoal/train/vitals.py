@@ -114,14 +114,15 @@ class Vitals:
     def last_line(self) -> Workers | None:
         """At the end of a start that was too short for one, as far as was told; asks nobody. None where there was one:
         what comes last, a save and an evaluation, is not what most of the time went to."""
-        return None if self._has_line else self._line()
+        return None if self._has_line else self._line(is_last=True)
 
-    def _line(self) -> Workers | None:
+    def _line(self, *, is_last: bool = False) -> Workers | None:
         since, uses = self._since_line, self._everybody_uses
         if self.system is None or self.group.rank != 0 or since.seconds is None or uses is None:
             return None
         now = time.monotonic()
-        passed_s, self._since_line, self._line_at = now - self._line_at, _Spent(), now
+        passed_s = float(since.seconds[0].sum()) if is_last else now - self._line_at
+        self._since_line, self._line_at = _Spent(), now
         self._has_line = True
         by_phase = dict(zip(PHASES, since.seconds.T.tolist(), strict=True))
         by_name = {

@@ -336,6 +336,7 @@ def _circumstances(built: Built, plan: Plan, process: Process) -> Circumstances:
         most_readers=loading.most_workers,
         loader="iterable" if isinstance(built.datasets.train, IterableRows) else built.feeding.kind,
         can_reside=is_gpu and getattr(recipe.data, "resident", True) is False,
+        evaluates_often=plan.evaluate_every < plan.num_steps,
         settings={
             "train.global_batch": recipe.train.global_batch,
             "train.micro_batch": micro_batch,

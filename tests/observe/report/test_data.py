@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from shoal.observe.monitor.happened import Happened
 from shoal.observe.report import write_comparison, write_report
 from shoal.observe.report.compare_data import compare_data
 from shoal.observe.report.folder import read_folder
+from shoal.observe.report.outcome import outcome_of
 from shoal.observe.report.run_data import run_data
 from shoal.observe.report.workers import slowest
 from shoal.observe.report.write import inert, scrubbed
@@ -189,6 +191,44 @@ def test_a_pause_between_two_sessions_is_no_time_of_the_run(copy: Path) -> None:
     stretches = data_of(copy)["story"]["stretches"]
     assert [one["doing"] for one in stretches] == ["starting", "training", "starting", "training"]
     assert stretches[2]["from"] - stretches[1]["to"] == pytest.approx(900)
+
+
+def test_a_pause_after_a_kill_is_no_time_of_the_run_though_events_come_before_the_next_start(copy: Path) -> None:
+    lines = [json.loads(line) for line in (copy / "events.jsonl").read_text().splitlines()]
+    killed = [event for event in lines if event["event"] not in ("failure", "restart", "forgotten", "resume")]
+    second = next(n for n, event in enumerate(killed) if n and event["event"] == "start")
+    last_sign = killed[second - 1]["time"]
+    asked = last_sign + 900
+    killed.insert(second, {"time": asked + 3, "event": "resume", "step": 200})
+    for event in killed[second + 1 :]:
+        event["time"] += 900 + 10
+        event["asked"] = asked
+    (copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in killed))
+    (copy / "metrics.jsonl").write_text("")
+    stretches = data_of(copy)["story"]["stretches"]
+    assert [one["doing"] for one in stretches] == ["starting", "training", "starting", "training"]
+    assert stretches[2]["from"] - stretches[1]["to"] == pytest.approx(900)
+    happened = Happened()
+    for event in killed:
+        happened.add(event)
+    assert happened.worked_s + 900 == pytest.approx(killed[-1]["time"] - killed[0]["asked"])
+
+
+def test_the_mean_rate_of_a_run_that_was_started_again_is_of_all_its_reports(copy: Path) -> None:
+    def rate() -> float | None:
+        return outcome_of(read_folder(copy))["samples_per_s"]
+
+    reported = rate()
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | {"samples_per_s": 12345.0}))
+    assert rate() == reported != 12345.0
+    starts = iter((True, False))
+
+    def is_first_start(event: dict[str, Any]) -> bool:
+        return event["event"] == "start" and next(starts)
+
+    rewrite(copy / "events.jsonl", lambda event: event | ({"event": "note"} if is_first_start(event) else {}))
+    assert rate() == 12345.0, "one start: the summary tells of all of it"
 
 
 def test_checkpoints_say_what_became_of_them(copy: Path) -> None:

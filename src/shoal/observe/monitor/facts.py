@@ -118,7 +118,7 @@ def facts_of(watch: RunWatch) -> Facts:
         silent_s=watch.silent_s(),
         metrics=reports.metrics,
         curves=reports.curves,
-        rates=_rates(reports, summary),
+        rates=_rates(reports, summary if happened.starts == 1 else {}),
         phases=phases,
         phases_over_s=over_s,
         verdict=verdict,
@@ -192,7 +192,7 @@ def _epochs(recipe: Mapping[str, Any]) -> float | None:
 
 
 def _rates(reports: Reports, summary: Mapping[str, Any]) -> dict[str, Rate]:
-    """By the reports; the mean of an ended run as its summary has it."""
+    """By the reports; the mean of a run that ended with its only start as its summary has it."""
     found = {}
     for name, (total, seconds) in reports.rates.items():
         late = reports.rate_of[name]

@@ -19,6 +19,7 @@ class Happened:
     def __init__(self) -> None:
         self.start: dict[str, Any] = {}
         """The newest start."""
+        self.starts = 0
         self.workers: dict[str, Any] = {}
         """The newest list of workers."""
         self.last: dict[str, Any] = {}
@@ -44,6 +45,8 @@ class Happened:
         self.session_began = 0.0
         """When the present one was asked for; 0 if there is none."""
         self.newest = 0.0
+        self._times: deque[float] = deque(maxlen=256)
+        """Of the latest events."""
 
     def add(self, event: dict[str, Any]) -> None:
         """A line."""
@@ -52,6 +55,7 @@ class Happened:
         if when is None or not isinstance(name, str):
             return
         if name == "start":
+            self.starts += 1
             self._start(event, when)
         elif name == "workers":
             self.workers = event
@@ -76,6 +80,7 @@ class Happened:
         self._keep(name, event)
         self.last = event
         self.newest = max(self.newest, when)
+        self._times.append(when)
 
     def _start(self, event: dict[str, Any], when: float) -> None:
         asked = number(event.get("asked"))
@@ -83,7 +88,9 @@ class Happened:
         if is_new:
             began = when if asked is None else min(asked, when)
             if self.session_began:  # the one before was killed, and nobody told of its end
-                self.worked_s += max(0.0, min(self.newest, began) - self.session_began)
+                # Some events of this one came before its start: what it resumes, for one.
+                last = max((time for time in self._times if time <= began), default=self.session_began)
+                self.worked_s += max(0.0, last - self.session_began)
             self.session_began = self.waits_since = began
         self.start, self.ended_by, self.is_stepping = event, {}, False
 

@@ -13,6 +13,7 @@ from shoal.observe.records import Report, Workers
 
 _ENDS = ("done", "failed", "interrupted")
 _USEFUL = (*COMPUTING, "comm")
+_TOO_MUCH = 1e300
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def added(before: tuple[float, ...], more: Sequence[float | None]) -> tuple[floa
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether it can be reckoned with."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _TOO_MUCH
 
 
 def _count(value: Any) -> int | None:

@@ -47,8 +47,11 @@ def verdict_of(folder: Folder) -> dict[str, Any] | None:
 
 
 def rate_of(folder: Folder, metric: str) -> float | None:
-    """The mean: as the summary has it; of a run that has none, over its reports by the seconds that steps took."""
-    if (told := number(folder.run.summary.get(metric))) is not None:
+    """The mean: as the summary has it; where that tells of a part of the run only, over its reports by the seconds that
+    steps took."""
+    has_ended = folder.run.status not in ("running", "stopped")
+    is_whole = has_ended and sum(event["event"] == "start" for event in folder.events) == 1
+    if is_whole and (told := number(folder.run.summary.get(metric))) is not None:
         return told
     done = stepped_s = waiting_s = 0.0
     for report, spent in zip(folder.reports, folder.seconds, strict=True):

@@ -93,7 +93,7 @@ def stretches_of(folder: Folder) -> list[dict[str, Any]]:
             asked = number(event.get("asked"))
             if (not found and not doing) or (asked is not None and asked != asked_before):
                 if doing:  # killed with its launcher: nobody told of an end
-                    turn("", last_sign(folder, before=when))
+                    turn("", last_sign(folder, before=when if asked is None else min(asked, when)))
                 doing, since = "starting", min(when, max(asked or when, since))
             asked_before = asked
         elif name == "first_step":
