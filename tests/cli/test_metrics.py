@@ -26,6 +26,11 @@ def test_files_are_written_once_and_not_over_the_users_own(tmp_path: Path, capsy
     assert (target / "alerts.yml").read_bytes() == shipped_files()["alerts.yml"].read_bytes()
 
 
+def test_a_place_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["metrics", "files", "/proc/x"]) == 2
+    assert capsys.readouterr().err == "error: metrics files: /proc/x cannot be written: No such file or directory\n"
+
+
 def test_a_run_is_shown_from_its_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(here / "runs" / "digits-1")
     assert run(["metrics", "show", "digits"]) == 0

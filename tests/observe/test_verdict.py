@@ -78,6 +78,10 @@ TIMELINES = {
         "24% of the time is saving; raise checkpoint.every_steps from 50 to 200, or keep the run on a faster disk with",
     ),
     "evaluation": (workers(2, evaluate=50.0), None, None, "evaluation", "raise evaluate.every_steps"),
+    "evaluation at the end alone": (
+        *(workers(2, evaluate=50.0), Circumstances(evaluates_often=False), None, "evaluation"),
+        "is evaluation; raise evaluate.batch",
+    ),
     "reporting": (workers(2, report=50.0), None, None, "reporting", "raise observe.every_steps"),
     "the largest of several": (workers(2, evaluate=30.0, checkpoint=50.0), None, None, "checkpoint", "28%"),
     "one slow worker": (
@@ -91,7 +95,7 @@ TIMELINES = {
     "a little apart is chance": ([STEP | {"comm": 5.0}, STEP | {"forward": 35.0}], None, None, "compute", ""),
     "others' wait for a slow one is not the network's": (
         *([STEP | {"comm": 50.0}, STEP | {"forward": 50.0, "comm": 30.0}], None, None, "communication"),
-        "21%",
+        "21% of the time is waiting for other workers, even for the one that waits least (27% on average); ",
     ),
     "a GPU that is kept busy": (workers(1), GPU, 30.0, "compute", "train.precision=bf16 and train.compile=true"),
     "a GPU with everything tried": (
@@ -153,3 +157,9 @@ def test_any_seconds_have_a_verdict_of_one_line(seconds: list[dict[str, float]],
     assert verdict.bottleneck in BOTTLENECKS
     assert len(str(verdict).splitlines()) == 1
     assert verdict.to_record() == {"bottleneck": verdict.bottleneck, "verdict": str(verdict)}
+
+
+@pytest.mark.parametrize(("cores", "is_gpu", "is_told"), [(0.1, False, True), (0.9, False, False), (0.1, True, False)])
+def test_a_worker_that_is_not_let_compute_is_told_so(cores: float, is_gpu: bool, is_told: bool) -> None:
+    found = str(judge(workers(2), Circumstances(is_gpu=is_gpu), 30.0 if is_gpu else None, cores))
+    assert ("a worker gets 0.10 of a core; look at what else runs on the machine" in found) is is_told

@@ -139,7 +139,7 @@ def test_a_server_that_never_answers_holds_up_nobody(tmp_path: Path) -> None:
         began = time.monotonic()
         [words] = tracking.finish(1.0)
         assert time.monotonic() - began < 3.0
-        assert words.startswith("track.mlflow: not all was sent (time was up)") and words.endswith(
+        assert words.startswith("track.mlflow: not all was sent (track.wait_s was up)") and words.endswith(
             f"later: shoal track {folder}"
         )
         assert not is_alive(tracking._process.pid)

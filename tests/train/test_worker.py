@@ -12,6 +12,7 @@ import torch
 
 from shoal.core.errors import RunError, UserError
 from shoal.launch.run import Launch, launch, prepare
+from shoal.observe.ledger import read_ledger
 from shoal.observe.runs import curves, read_events, read_metrics
 from shoal.observe.verdict import BOTTLENECKS
 from shoal.parallel.unit import TrainUnit
@@ -328,6 +329,7 @@ def test_seconds_add_up_and_rates_are_told(train_here, here):
         assert inside == pytest.approx(summary["seconds"][phase], rel=0.05)
     assert summary["bottleneck"] in BOTTLENECKS and summary["verdict"].startswith(summary["bottleneck"])
     assert summary["ledger"]["worker_s"] == pytest.approx(sum(summary["seconds"].values()), rel=0.02)
+    assert summary["ledger"] == read_ledger(Path(summary["run_dir"])).to_record(), "the same to whoever asks later"
 
 
 def test_a_price_turns_seconds_into_money(train_here, here):

@@ -55,7 +55,7 @@ def gate_command(run: str, place: str, save: bool, accept: bool, threshold: floa
         raise UserError(_nothing_there(baseline))
     found = judge(timing, before, threshold, alpha) if before else None
     is_refused = found is not None and found.verdict == "regression" and not accept
-    record = _record(found, threshold) | {"run": timing.run, "baseline": str(baseline.path), "key": key}
+    record = _record(found, threshold, baseline) | {"run": timing.run, "baseline": str(baseline.path), "key": key}
     _show(found, record, as_json)
     if is_refused:
         click.echo(_refused(len(before), save), err=as_json)
@@ -86,11 +86,16 @@ def _nothing_there(baseline: "Baseline") -> str:
     )
 
 
-def _record(found: "Judgement | None", threshold: float) -> dict[str, Any]:
+def _record(found: "Judgement | None", threshold: float, baseline: "Baseline") -> dict[str, Any]:
     from shoal.bench.gate import to_record
 
     if found is not None:
         return to_record(found, threshold)
+    if baseline.runs:
+        return {
+            "verdict": "no baseline",
+            "words": "the baseline holds this very run alone: nothing to compare with",
+        }
     return {"verdict": "no baseline", "words": "no baseline yet: this is the first run of its kind"}
 
 

@@ -34,10 +34,13 @@ def files_command(folder: str, force: bool) -> int:
         raise UserError(
             f"metrics files: {', '.join(changed)} in {target} would be overwritten; choose another folder, or --force"
         )
-    target.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        shutil.copyfile(SHIPPED / name, target / name)
-        click.echo(target / name)
+    try:
+        for name in names:
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(SHIPPED / name, target / name)
+            click.echo(target / name)
+    except OSError as error:
+        raise UserError(f"metrics files: {target} cannot be written: {error.strerror or error}") from error
     return 0
 
 

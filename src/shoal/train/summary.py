@@ -7,7 +7,6 @@ from typing import Any
 
 from shoal.observe.ledger import make_ledger
 from shoal.observe.phases import STEPPING
-from shoal.observe.run_folder import event_record
 from shoal.observe.runs import iterate_metrics, read_events, resume_command
 from shoal.observe.verdict import Verdict
 from shoal.train.training import Training
@@ -30,8 +29,9 @@ class Origin:
     """Launcher and address that were asked for."""
 
 
-def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | None = None) -> dict[str, Any]:
-    """The summary of a run that has ended as `status`: done, interrupted or failed."""
+def summarise(run: Training, origin: Origin, end: dict[str, Any], weights_sha256: str | None = None) -> dict[str, Any]:
+    """The summary of a run that has ended, given the event that says so: done, interrupted or failed."""
+    status = end["event"]
     clock, state = run.clock, run.state
     clock.finish()
     before_clock_s = max(0.0, clock.started_at - origin.started)
@@ -50,7 +50,7 @@ def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | 
         "restarts": origin.restarts,
         "resumed_from_step": origin.resumed_from_step,
         "world_size": origin.world_size,
-        **_judged(run, origin, status, seconds),
+        **_judged(run, origin, end, seconds),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
     }
     waited_s = clock.total_s.get("data", 0.0)
@@ -62,11 +62,8 @@ def summarise(run: Training, origin: Origin, status: str, weights_sha256: str | 
     return summary
 
 
-def _judged(run: Training, origin: Origin, status: str, seconds: dict[str, float]) -> dict[str, Any]:
+def _judged(run: Training, origin: Origin, end: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
     """Goodput, verdict and ledger; the last of all starts of the run, as its folder tells."""
-    # As if the end were written already, with what has passed since the last report.
-    left = {phase: total - run.clock.reported_s.get(phase, 0.0) for phase, total in run.clock.total_s.items()}
-    end = event_record(status, {"step": run.state.step, "seconds": left})
     ledger = make_ledger([*read_events(origin.run_dir), end], iterate_metrics(origin.run_dir))
     return {
         "goodput": round(ledger.goodput, 4),

@@ -197,7 +197,7 @@ class Tracking:
         from shoal.observe.track.build import target_of
         from shoal.observe.track.progress import Progress
 
-        why = "time was up" if status is None else f"its process ended with status {status}, see {FOLDER}/{LOG}"
+        why = "track.wait_s was up" if status is None else f"its process ended with status {status}, see {FOLDER}/{LOG}"
         words = []
         for name in self._section.sinks:
             progress = Progress.read(self._run_dir, name, target_of(name, self._section, self._run_dir, self._hide))

@@ -24,7 +24,7 @@ from shoal.data.iterable import IterableRows
 from shoal.data.loader import Evaluation
 from shoal.observe.clock import Clock
 from shoal.observe.records import Observer, Observers, Report
-from shoal.observe.run_folder import RunFolder
+from shoal.observe.run_folder import RunFolder, event_record
 from shoal.observe.runs import read_events
 from shoal.observe.system import SystemWatch
 from shoal.observe.verdict import Circumstances
@@ -393,7 +393,7 @@ def _run(
         if isinstance(error, KeyboardInterrupt) and run.first_step_s is None and (reason := request.stop()) is not None:
             if not request.resume:
                 raise  # nothing of it stays behind
-            return _end(run, folder, process, summarise(run, origin, "interrupted") | {"ended_by": reason})
+            return _end(run, folder, process, origin, "interrupted", reason)
         if isinstance(error, Exception) and not by_network(error):  # without the others it cannot be committed
             saver.settle(_SETTLE_S)
         snapshot = snapshot_on_oom(error, request.run_dir, process.rank, process.device)
@@ -404,8 +404,9 @@ def _run(
         with contextlib.suppress(OSError):  # the disk may be what failed
             facts = {"error": type(error).__name__, "message": message}
             _tell_of_workers(run, folder)
-            folder.write_summary(summarise(run, origin, "failed") | {"error": message})
-            run.observer.event("failed", _end_facts(run) | facts)
+            end = _end_event(run, "failed") | facts
+            folder.write_summary(summarise(run, origin, end) | {"error": message})
+            run.observer.event("failed", end)
         raise failure from error.__cause__
     if ending == "early_stop":
         assert run.recipe.early_stop is not None
@@ -418,16 +419,26 @@ def _run(
         return {"status": status, "ended_by": ending}
     sha256 = weights_sha256(weights)
     run.clock.lap("end")
-    return _end(run, folder, process, summarise(run, origin, status, sha256) | {"ended_by": ending})
+    return _end(run, folder, process, origin, status, ending, sha256)
 
 
-def _end(run: Training, folder: RunFolder, process: Process, summary: dict[str, Any]) -> dict[str, Any]:
+def _end(
+    run: Training,
+    folder: RunFolder,
+    process: Process,
+    origin: Origin,
+    status: str,
+    ended_by: str,
+    sha256: str | None = None,
+) -> dict[str, Any]:
     """Write down how the run ended; the others return only that."""
     if not process.is_first:
-        return {"status": summary["status"], "ended_by": summary["ended_by"]}
+        return {"status": status, "ended_by": ended_by}
     _tell_of_workers(run, folder)
+    end = _end_event(run, status)
+    summary = summarise(run, origin, end, sha256) | {"ended_by": ended_by}
     folder.write_summary(summary)
-    run.observer.event(summary["status"], _end_facts(run))
+    run.observer.event(status, end)
     return summary
 
 
@@ -437,7 +448,8 @@ def _tell_of_workers(run: Training, folder: RunFolder) -> None:
         folder.add_workers(run.state.step, line, time.time())
 
 
-def _end_facts(run: Training) -> dict[str, Any]:
-    """What the last event says: with what the seconds since the last report went to."""
+def _end_event(run: Training, status: str) -> dict[str, Any]:
+    """The last event, with what the seconds since the last report went to. The summary counts until its time, so that
+    what others make of the events is the same."""
     run.clock.finish()
-    return {"step": run.state.step, "seconds": run.clock.since_report()}
+    return event_record(status, {"step": run.state.step, "seconds": run.clock.since_report()})

@@ -30,7 +30,7 @@ function workers() {
   const order = all.rows.slice();
   if (order.length > most) order.sort((a, b) => isSlow(b) - isSlow(a) || working(b) - working(a) || a.rank - b.rank);
   const rest = order.slice(most), sorted = rest.length ? "; the slowest come first" : "";
-  const slow = all.slowest && `Worker ${all.slowest.rank} takes ${share(all.slowest.ratio - 1)} longer than the one in the middle; the others wait for it.`;
+  const slow = all.slowest && `Worker ${all.slowest.rank} takes ${share(all.slowest.ratio - 1)} longer than ${all.count === 2 ? "the other, which waits" : "the one in the middle; the others wait"} for it.`;
   const told = !all.phases.length ? all.untold : `Seconds since the latest start, ${duration(all.over_s)} in all${all.to_step === null ? "" : `, up to step ${grouped(all.to_step, 0)}`}${all.count > 1 ? `; shaded where more than the middle of the workers${sorted}` : ""}.`;
   return section("workers", all.count === 1 ? "The worker" : `The ${grouped(all.count, 0)} workers`, [slow, told].filter(Boolean).join(" "),
     table("Workers", columns, order.slice(0, most), (row) => (isSlow(row) ? "slow" : null)),
