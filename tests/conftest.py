@@ -80,9 +80,12 @@ def train_here(here: Path) -> Callable[..., dict[str, Any]]:
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """`ranks(N)`: N worker processes that are joined for the whole session."""
+    """`ranks(N)`: N worker processes that are joined for all tests of a file.
+
+    Not for longer: PyTorch keeps the groups of every mesh, whose threads look now and then whether there is work.
+    """
     made: dict[int, Ranks] = {}
     yield lambda world_size: made.setdefault(world_size, Ranks(world_size))
     for processes in made.values():

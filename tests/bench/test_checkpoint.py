@@ -169,6 +169,7 @@ def test_memory_is_what_the_kernel_counts() -> None:
     assert held.sum() > 0
 
 
+@pytest.mark.alone
 def test_saves_take_one_copy_of_the_state_and_no_more_however_many(tmp_path: Path) -> None:
     found = measure_memory(tmp_path, 30_000_000, CPU, saves=25)
     assert found["saves"] == 25 and found["before_mb"] <= found["first_mb"], "equal where freed memory was left"

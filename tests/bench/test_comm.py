@@ -198,6 +198,7 @@ def test_the_bus_is_used_as_nccl_tests_say(workers: int, all_reduce: float, othe
 
 
 @two_cores
+@pytest.mark.slow
 def test_why_a_job_failed_is_told_and_no_worker_is_left(tmp_path: Path) -> None:
     job = {"what": "nonsense", "backend": "gloo", "gpus_per_worker": 0, "threads": 1}
     failure = run_job(job, 2, tmp_path, {}, lambda record: None)

@@ -92,6 +92,7 @@ def test_contenders_read_the_same_samples_from_files(kept: Path, files: str, uni
     ]
 
 
+@pytest.mark.slow
 def test_shards_are_made_once_and_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     asked = settings("images", kept, only="shoal_stream")

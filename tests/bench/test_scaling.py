@@ -187,6 +187,7 @@ def test_what_a_run_said_is_shown_if_it_fails(here: Path, capfd: Capture) -> Non
 
 
 @two_cores
+@pytest.mark.slow
 def test_each_worker_of_a_pinned_run_has_a_core_of_its_own(train_here: Any, here: Path) -> None:
     note = "open(f'cores-{os.getpid()}', 'w').write(repr(sorted(os.sched_getaffinity(0))))"
     write_own_task(here, "pinned_bench_task", in_loss=note)

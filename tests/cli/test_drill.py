@@ -42,6 +42,7 @@ def test_a_run_that_loses_nothing_passes(here: Path, capfd: Capture) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_state_that_a_restart_forgets_is_a_loss(here: Path, capfd: Capture) -> None:
     """The task counts its steps in an attribute, which no checkpoint holds, and its loss goes by it."""
     recipe = write_recipe(here, "task_of_lossy_drill", "return model(batch[0]).square().mean() / step")

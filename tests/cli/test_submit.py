@@ -142,6 +142,7 @@ def test_a_job_is_followed_to_its_end_and_its_run_is_seen_here(
     assert f"{run_dir}  done, step 46, " in shown and "\n2 workers, 0 restarts, " in shown
 
 
+@pytest.mark.slow
 def test_code_and_named_variables_travel_and_nothing_else(submit: Callable[..., Popen], here: Path) -> None:
     (here / "small.txt").write_text("small")
     (here / ".env").write_text("MY_THIRD=x\n")

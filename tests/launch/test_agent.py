@@ -280,12 +280,13 @@ def test_what_a_trainer_has_started_goes_with_it_in_whatever_group_it_is(agent: 
     agent.start(job(here, line))
     found = follow(agent, printed("child"))[-1]["line"]
     child = int(found.split()[-1])
-    (below,) = map(int, Path(f"/proc/{child}/task/{child}/children").read_text().split())
+    while not (below := Path(f"/proc/{child}/task/{child}/children").read_text().split()):
+        time.sleep(0.05)
     if way == "killed":
         agent.kill()
     else:
         follow(agent, is_end)
-    wait_until_dead(child, below)
+    wait_until_dead(child, *map(int, below))
 
 
 def test_whoever_waits_for_news_learns_of_a_kill(agent: Agent, here: Path) -> None:

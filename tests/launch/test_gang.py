@@ -197,6 +197,7 @@ def test_a_worker_killed_during_an_evaluation_costs_nothing(
     assert evaluated == [4, 8]
 
 
+@pytest.mark.slow
 def test_the_warm_process_killed_costs_nothing(digits: Callable[..., Run], undisturbed: str) -> None:
     run = digits()
     run.watch.when_step(5, lambda watch: os.kill(parent_of(watch.pids()[0]), signal.SIGKILL))

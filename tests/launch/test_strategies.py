@@ -47,7 +47,7 @@ def run(crews: Callable[[int], LocalCrew], folder: Path, name: str, workers: int
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        *((name, 2) for name in ON_TWO),
+        *(pytest.param(name, 2, marks=pytest.mark.slow if name == "zero3" else ()) for name in ON_TWO),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in STRATEGIES),
     ],
 )

@@ -205,6 +205,7 @@ def test_a_signal_while_the_workers_get_ready_ends_it_at_once(slow: Path, by_han
     assert not list(slow.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_the_workers_end_with_the_command(slow: Path) -> None:
     process = start(slow, "--launcher", "torchrun", "--workers", "2", *RECIPE, "train.steps=2000")
     workers = workers_of(wait_for_step(slow, 2, process)).values()

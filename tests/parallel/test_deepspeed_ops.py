@@ -59,7 +59,7 @@ def numbers_in(path: Path) -> list[int]:
     raise AssertionError("nothing was built")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_what_is_being_built_goes_with_the_worker(tmp_path: Path, number: signal.Signals) -> None:
     code = WORKER.format(builder=BUILDER, folder=str(tmp_path))
     worker = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)

@@ -151,7 +151,8 @@ def test_what_a_killed_one_has_not_sent_the_next_one_sends(tmp_path: Path) -> No
     folder = recipe_with(make_run(tmp_path / "run", ended=None), tensorboard=True, every_s=0.1)
     tracking = start_tracking(folder, TENSORBOARD, pytest.fail)
     assert tracking is not None
-    wait_for(lambda: len(scalars(folder)) == 40)
+    kept = folder / "track" / "tensorboard.json"
+    wait_for(lambda: len(scalars(folder)) == 40 and '"train_loss": 400' in kept.read_text())
     os.kill(tracking._process.pid, signal.SIGKILL)
     add_lines(folder, 410, 420)
     [words] = tracking.finish()

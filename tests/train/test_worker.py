@@ -328,7 +328,7 @@ def test_seconds_add_up_and_rates_are_told(train_here, here):
         inside = sum(record["seconds"].get(phase, 0) for record in records)
         assert inside == pytest.approx(summary["seconds"][phase], rel=0.05)
     assert summary["bottleneck"] in BOTTLENECKS and summary["verdict"].startswith(summary["bottleneck"])
-    assert summary["ledger"]["worker_s"] == pytest.approx(sum(summary["seconds"].values()), rel=0.02)
+    assert summary["ledger"]["worker_s"] == pytest.approx(sum(summary["seconds"].values()), rel=0.02, abs=0.05)
     assert summary["ledger"] == read_ledger(Path(summary["run_dir"])).to_record(), "the same to whoever asks later"
 
 

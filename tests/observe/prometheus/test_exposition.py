@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.observe.prometheus.exposition import Exposition
@@ -54,6 +55,7 @@ def test_secrets_are_not_told(tmp_path: Path) -> None:
     assert "shoal_metric" in text and not [secret for secret in SECRETS if secret in text]
 
 
+@pytest.mark.alone
 def test_telling_it_costs_next_to_nothing() -> None:
     exposition = trained()
     steps = range(100_000)
