@@ -157,9 +157,3 @@ def test_any_seconds_have_a_verdict_of_one_line(seconds: list[dict[str, float]],
     assert verdict.bottleneck in BOTTLENECKS
     assert len(str(verdict).splitlines()) == 1
     assert verdict.to_record() == {"bottleneck": verdict.bottleneck, "verdict": str(verdict)}
-
-
-@pytest.mark.parametrize(("cores", "is_gpu", "is_told"), [(0.1, False, True), (0.9, False, False), (0.1, True, False)])
-def test_a_worker_that_is_not_let_compute_is_told_so(cores: float, is_gpu: bool, is_told: bool) -> None:
-    found = str(judge(workers(2), Circumstances(is_gpu=is_gpu), 30.0 if is_gpu else None, cores))
-    assert ("a worker gets 0.10 of a core; look at what else runs on the machine" in found) is is_told

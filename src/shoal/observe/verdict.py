@@ -24,8 +24,6 @@ _NOTABLE = 0.1
 """A share of the time that is worth a change."""
 _BEHIND = 1.25
 """A worker that takes so many times what others take is slower, and not only by chance."""
-_FEW_CORES = 0.5
-"""A worker that computes on a CPU and keeps less than this of a core busy is not let."""
 _NEVER_AHEAD = 0.03
 """A host that waits less for its GPU than this share of the time never gets ahead of it."""
 _OF_PHASE = {
@@ -93,12 +91,10 @@ def judge(
     workers: Sequence[Mapping[str, float]],
     around: Circumstances | None = None,
     ahead_s: float | None = None,
-    cores: float | None = None,
 ) -> Verdict:
     """The verdict on some time of training, given each worker's seconds by phase.
 
     `ahead_s`: for how many of these seconds the hosts waited for their GPUs, on average; None without GPUs.
-    `cores`: how many cores a worker kept busy, on average; None: not known.
     """
     around = around or Circumstances()
     loops = [{phase: max(seconds.get(phase, 0.0), 0.0) for phase in PHASES[1:-1]} for seconds in workers]
@@ -121,11 +117,7 @@ def judge(
     if ahead_s is not None and ahead_s / total < _NEVER_AHEAD:
         evidence = f"the GPU waits for the host, which was never ahead of it ({computing:.0%} of the time is steps)"
         return Verdict("launch", evidence, _ADVICE["launch"](around))
-    evidence = f"{computing:.0%} of the time is computing"
-    if not around.is_gpu and cores is not None and cores < _FEW_CORES * computing:
-        evidence += f", for which a worker gets {cores:.2f} of a core"
-        return Verdict("compute", evidence, "look at what else runs on the machine, or try fewer workers (--workers)")
-    return Verdict("compute", evidence, _ADVICE["compute"](around))
+    return Verdict("compute", f"{computing:.0%} of the time is computing", _ADVICE["compute"](around))
 
 
 def _straggler(loops: Sequence[Mapping[str, float]], total: float) -> Verdict | None:

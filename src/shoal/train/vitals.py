@@ -47,14 +47,10 @@ class _Spent:
         self.seconds = seconds.clone() if self.seconds is None else self.seconds + seconds
         self.ahead_s += ahead_s
 
-    def verdict(self, around: Circumstances, uses: torch.Tensor | None) -> Verdict:
-        """`uses`: what the workers use of their machines, a row a rank."""
+    def verdict(self, around: Circumstances) -> Verdict:
         rows = [] if self.seconds is None else self.seconds.tolist()
         workers = [dict(zip(PHASES, row, strict=True)) for row in rows]
-        cores = None
-        if uses is not None and uses.shape[1]:
-            cores = _known(float(uses[:, system.NAMES.index("cpu_cores")].nanmean()))
-        return judge(workers, around, self.ahead_s if around.is_gpu else None, cores)
+        return judge(workers, around, self.ahead_s if around.is_gpu else None)
 
 
 @dataclass
@@ -133,7 +129,7 @@ class Vitals:
             name: [_known(value) for value in column]
             for name, column in zip(system.NAMES, uses.T.tolist(), strict=True)
         }
-        verdict = since.verdict(self.around, uses)
+        verdict = since.verdict(self.around)
         return Workers(
             over_s=round(passed_s, 3),
             seconds={phase: [round(value, 5) for value in values] for phase, values in by_phase.items() if any(values)},
@@ -144,7 +140,7 @@ class Vitals:
 
     def verdict(self) -> Verdict:
         """On all the time since this start, as far as was told."""
-        return self._in_all.verdict(self.around, self._everybody_uses)
+        return self._in_all.verdict(self.around)
 
 
 def _known(value: float) -> float | None:
