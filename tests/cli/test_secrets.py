@@ -5,6 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,10 @@ def test_what_is_secret_is_nowhere_to_be_found(here: Path, ends: str, workers: i
         check=False,
     )
     assert trained.returncode == (0 if ends == "done" else 1), trained.stderr
+    log, deadline = here / "run" / "track" / "log", time.monotonic() + 60
+    while "ends; " not in log.read_text():  # of a run that failed on several workers, some is sent after its end
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     later = [
         subprocess.run([*command, *words, "run"], capture_output=True, text=True, env=environment, check=True).stdout
         for words in (["runs", "show"], ["metrics", "show"], ["monitor", "--json"], ["track", "--json"])
