@@ -12,6 +12,7 @@ import numpy as np
 
 from shoal.bench.baselines import Timing
 from shoal.core.errors import UserError
+from shoal.observe.number_words import counted
 from shoal.observe.phases import COMPUTING, STEPPING
 from shoal.observe.runs import Run, read_metrics
 
@@ -223,11 +224,6 @@ def in_words(found: Judgement, threshold: float) -> str:
     if abs(found.ratio - 1) > threshold:
         return f"ok: the difference may be chance ({size}; p = {found.p:.2g}); longer runs, or more of them, tell more"
     return f"ok: a step takes as long as before, within {limit} ({size})"
-
-
-def counted(count: int, what: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def phase_words(change: Change) -> str:

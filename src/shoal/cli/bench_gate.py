@@ -100,7 +100,8 @@ def _record(found: "Judgement | None", threshold: float, baseline: "Baseline") -
 
 
 def _show(found: "Judgement | None", record: dict[str, Any], as_json: bool) -> None:
-    from shoal.bench.gate import counted, table
+    from shoal.bench.gate import table
+    from shoal.observe.number_words import counted
 
     if found is not None:
         print_table(table(found), as_json)
@@ -130,7 +131,8 @@ def _save(baseline: "Baseline", timing: "Timing", is_faster: bool, limits: tuple
     `limits`: threshold and alpha; None: the run takes the place of all others.
     """
     from shoal.bench.baselines import changing, find_baseline, write_baseline
-    from shoal.bench.gate import AGREEING, counted, runs_with
+    from shoal.bench.gate import AGREEING, runs_with
+    from shoal.observe.number_words import counted
 
     path, is_new_folder = baseline.path, not baseline.path.parent.exists()
     with changing(path):

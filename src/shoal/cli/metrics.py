@@ -35,8 +35,8 @@ def files_command(folder: str, force: bool) -> int:
             f"metrics files: {', '.join(changed)} in {target} would be overwritten; choose another folder, or --force"
         )
     try:
+        target.mkdir(parents=True, exist_ok=True)
         for name in names:
-            target.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(SHIPPED / name, target / name)
             click.echo(target / name)
     except OSError as error:

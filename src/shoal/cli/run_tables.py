@@ -11,7 +11,7 @@ from shoal.core.metrics import less_is_better
 from shoal.core.secrets import scrub
 from shoal.observe.console import format_metric
 from shoal.observe.event_words import event_time, event_words
-from shoal.observe.number_words import share, short_time
+from shoal.observe.number_words import counted, share, short_time
 from shoal.observe.report.compare_data import outcome_rows
 from shoal.observe.report.folder import Folder
 from shoal.observe.report.outcome import ledger_of, outcome_of, phases_of
@@ -27,7 +27,7 @@ def headline(folder: Folder) -> list[str]:
     """What it is, how it went, and what held it up."""
     run, outcome = folder.run, outcome_of(folder)
     started = time.strftime("%F %T", time.localtime(run.started))
-    facts = [_count(run.workers, "worker"), _count(run.restarts, "restart"), f"last written {age(run.written)}"]
+    facts = [counted(run.workers, "worker"), counted(run.restarts, "restart"), f"last written {age(run.written)}"]
     went = [f"{short_time(outcome['wall_s'])} of wall time"]
     if outcome["goodput"] is not None:
         went.append(f"goodput {outcome['goodput']:.1%}")
@@ -156,7 +156,3 @@ def _best(metric: str, values: list[float]) -> float | None:
     if not metric.startswith("val_") and metric != "train_loss":
         return None
     return min(values) if less_is_better(metric) else max(values)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)

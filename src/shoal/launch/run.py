@@ -14,7 +14,7 @@ from shoal.core.secrets import scrub
 from shoal.core.storage import expand_home
 from shoal.launch.interrupts import Phase
 from shoal.observe.records import Observer
-from shoal.observe.runs import differing_fields, find_run, is_locked, read_run
+from shoal.observe.runs import differing_fields, find_run, read_run
 from shoal.recipe.identity import changed_field, fixed_fields
 from shoal.recipe.load import LoadedRecipe, check_tree, load_recipe, origins_with
 from shoal.recipe.merge import merge, overlay_of, override_paths
@@ -58,8 +58,6 @@ def prepare(
         return as_many_as_started(prepared, overrides)  # whether the folder is new shows when workers have met
     if resume is None:
         check_is_new(prepared.run_dir)
-    elif is_locked(prepared.run_dir):
-        raise UserError(f"--resume: {prepared.run_dir} is being trained by another process; stop that one first")
     return prepared
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them in a terminal."""
+"""Numbers as people read them."""
 
 
 def duration(seconds: float | None) -> str:
@@ -47,3 +47,8 @@ def amount(value: float) -> str:
 def share(value: float) -> str:
     """In percent; what is there at all is not 0%."""
     return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 run`, `2,000 runs`."""
+    return f"{count:,} {what}{'s' * (count != 1)}"

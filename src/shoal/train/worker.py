@@ -20,14 +20,12 @@ from shoal.core.memory import keep_freed_memory
 from shoal.core.process import Process, pinned
 from shoal.core.waits import noticed
 from shoal.core.weights import weights_sha256
-from shoal.data.iterable import IterableRows
 from shoal.data.loader import Evaluation
 from shoal.observe.clock import Clock
 from shoal.observe.records import Observer, Observers, Report
-from shoal.observe.run_folder import RunFolder, event_record
+from shoal.observe.run_folder import RunFolder
 from shoal.observe.runs import read_events
 from shoal.observe.system import SystemWatch
-from shoal.observe.verdict import Circumstances
 from shoal.parallel.build import choose_strategy
 from shoal.parallel.numerics import torch_settings
 from shoal.parallel.unit import TrainUnit
@@ -36,7 +34,9 @@ from shoal.train.agree import AgreedStop
 from shoal.train.announce import announce, worker_facts
 from shoal.train.beside import Beside
 from shoal.train.build import Built, build
+from shoal.train.circumstances import circumstances_of
 from shoal.train.data_watch import DataWatch
+from shoal.train.end import end_event, end_run, tell_of_workers
 from shoal.train.failure import in_words
 from shoal.train.initial import Initial, fill
 from shoal.train.loop import run_loop
@@ -319,34 +319,7 @@ def _assemble(
 def _vitals(built: Built, plan: Plan, process: Process, clock: Clock) -> Vitals:
     recipe, device = built.recipe, process.device
     system = SystemWatch(device.index if device.type == "cuda" else None) if recipe.observe.phases else None
-    return Vitals(process.group, clock, _circumstances(built, plan, process), system, recipe.observe.workers_every_s)
-
-
-def _circumstances(built: Built, plan: Plan, process: Process) -> Circumstances:
-    recipe, loading, is_gpu = built.recipe, built.feeding.train, process.device.type == "cuda"
-    micro_batch = recipe.micro_batch(built.unit.data_size)
-    return Circumstances(
-        is_gpu=is_gpu,
-        strategy=choose_strategy(recipe.parallel, process.world_size),
-        precision=recipe.train.precision,
-        compiles=recipe.train.compile,
-        compresses=recipe.parallel.compress != "none",
-        accumulates=micro_batch * built.unit.data_size < recipe.train.global_batch,
-        readers=loading.workers,
-        most_readers=loading.most_workers,
-        loader="iterable" if isinstance(built.datasets.train, IterableRows) else built.feeding.kind,
-        can_reside=is_gpu and getattr(recipe.data, "resident", True) is False,
-        evaluates_often=plan.evaluate_every < plan.num_steps,
-        settings={
-            "train.global_batch": recipe.train.global_batch,
-            "train.micro_batch": micro_batch,
-            "parallel.sync_every": recipe.parallel.sync_every,
-            "checkpoint.every_steps": plan.save_every,
-            "evaluate.every_steps": plan.evaluate_every,
-            "evaluate.batch": recipe.evaluate.batch or micro_batch,
-            "observe.every_steps": plan.report_every,
-        },
-    )
+    return Vitals(process.group, clock, circumstances_of(built, plan, process), system, recipe.observe.workers_every_s)
 
 
 def _stop(
@@ -393,7 +366,7 @@ def _run(
         if isinstance(error, KeyboardInterrupt) and run.first_step_s is None and (reason := request.stop()) is not None:
             if not request.resume:
                 raise  # nothing of it stays behind
-            return _end(run, folder, process, origin, "interrupted", reason)
+            return end_run(run, folder, process, origin, "interrupted", reason)
         if isinstance(error, Exception) and not by_network(error):  # without the others it cannot be committed
             saver.settle(_SETTLE_S)
         snapshot = snapshot_on_oom(error, request.run_dir, process.rank, process.device)
@@ -403,8 +376,8 @@ def _run(
         message = request.loaded.hide(str(failure)) or type(failure).__name__
         with contextlib.suppress(OSError):  # the disk may be what failed
             facts = {"error": type(error).__name__, "message": message}
-            _tell_of_workers(run, folder)
-            end = _end_event(run, "failed") | facts
+            tell_of_workers(run, folder)
+            end = end_event(run, "failed") | facts
             folder.write_summary(summarise(run, origin, end) | {"error": message})
             run.observer.event("failed", end)
         raise failure from error.__cause__
@@ -419,37 +392,4 @@ def _run(
         return {"status": status, "ended_by": ending}
     sha256 = weights_sha256(weights)
     run.clock.lap("end")
-    return _end(run, folder, process, origin, status, ending, sha256)
-
-
-def _end(
-    run: Training,
-    folder: RunFolder,
-    process: Process,
-    origin: Origin,
-    status: str,
-    ended_by: str,
-    sha256: str | None = None,
-) -> dict[str, Any]:
-    """Write down how the run ended; the others return only that."""
-    if not process.is_first:
-        return {"status": status, "ended_by": ended_by}
-    _tell_of_workers(run, folder)
-    end = _end_event(run, status)
-    summary = summarise(run, origin, end, sha256) | {"ended_by": ended_by}
-    folder.write_summary(summary)
-    run.observer.event(status, end)
-    return summary
-
-
-def _tell_of_workers(run: Training, folder: RunFolder) -> None:
-    """What each worker did, in a run that was too short for a line of workers.jsonl: one comes every few seconds."""
-    if (line := run.vitals.last_line()) is not None:
-        folder.add_workers(run.state.step, line, time.time())
-
-
-def _end_event(run: Training, status: str) -> dict[str, Any]:
-    """The last event, with what the seconds since the last report went to. The summary counts until its time, so that
-    what others make of the events is the same."""
-    run.clock.finish()
-    return event_record(status, {"step": run.state.step, "seconds": run.clock.since_report()})
+    return end_run(run, folder, process, origin, status, ending, sha256)

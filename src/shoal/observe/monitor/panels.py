@@ -12,7 +12,7 @@ from shoal.observe.monitor.chart import chart
 from shoal.observe.monitor.facts import Facts
 from shoal.observe.monitor.lines import LABEL, beside, fit, labelled, order, stretches, title
 from shoal.observe.monitor.look import Look
-from shoal.observe.number_words import amount, duration, share, short_time, size
+from shoal.observe.number_words import amount, counted, duration, share, short_time, size
 
 _STATUS_STYLES = {"running": "bold cyan", "done": "bold", "failed": "bold reverse"}
 _KEYS = "q quits"
@@ -27,10 +27,10 @@ def header(facts: Facts, width: int, look: Look, is_live: bool = False) -> list[
     """Who and how far: two lines; while it is live, with the key that ends it."""
     first = Text.assemble((look.text(facts.run), "bold"), "  ", no_wrap=True)
     first.append(facts.status, _STATUS_STYLES.get(facts.status, "bold"))
-    size_words = "" if facts.world_size is None else f"{facts.world_size} worker{'s' * (facts.world_size != 1)}"
+    size_words = "" if facts.world_size is None else counted(facts.world_size, "worker")
     about = [words for words in (facts.strategy, size_words, facts.device) if words]
     if facts.restarts:
-        about.append(f"{facts.restarts} restart{'s' * (facts.restarts != 1)}")
+        about.append(counted(facts.restarts, "restart"))
     if facts.status == "stopped" or (facts.status == "running" and facts.silent_s > 60):
         about.insert(0, f"silent for {duration(facts.silent_s)}")
     if about:
@@ -204,8 +204,8 @@ def events(facts: Facts, width: int, height: int, look: Look) -> list[Text]:
     """The newest ones, the last below."""
     words = "events"
     if facts.num_failures or facts.restarts:
-        words += f": {facts.num_failures} failure{'s' * (facts.num_failures != 1)}"
-        words += f", {facts.restarts} restart{'s' * (facts.restarts != 1)}"
+        words += f": {counted(facts.num_failures, 'failure')}"
+        words += f", {counted(facts.restarts, 'restart')}"
     lines = [title(words, width, look)]
     for event in newest(facts.events, height - 1):
         line = Text.assemble((f"{event_time(event, facts.clock)}  ", "dim"), no_wrap=True)

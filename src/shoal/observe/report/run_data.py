@@ -8,6 +8,7 @@ import yaml
 
 from shoal.core.secrets import scrub, scrubbed
 from shoal.core.version import VERSION
+from shoal.observe.number_words import counted
 from shoal.observe.report.facts import checkpoints_of, environment_of, profiles_of
 from shoal.observe.report.folder import Folder, number
 from shoal.observe.report.outcome import cost_of, goodput_of, ledger_of, rate_of, verdict_of
@@ -58,7 +59,7 @@ def head_of(folder: Folder) -> dict[str, Any]:
 def _what(folder: Folder) -> list[str]:
     strategy, device = folder.start.get("strategy"), folder.start.get("device")
     count = folder.run.workers
-    on = f"{count} worker{'s' * (count != 1)}"
+    on = counted(count, "worker")
     told = ", ".join(str(word) for word in (strategy, device) if isinstance(word, str))
     names = [folder.recipe("name"), folder.recipe("model.name"), folder.recipe("data.name")]
     return [*dict.fromkeys(str(name) for name in names if isinstance(name, str)), f"{on} ({told})" if told else on]
@@ -99,7 +100,7 @@ def _of_steps(asked: Any) -> str | None:
 
 
 def _lost_words(steps: int) -> str | None:
-    return f"{steps:,} step{'s' * (steps != 1)} made again" if steps else None
+    return f"{counted(steps, 'step')} made again" if steps else None
 
 
 def left_s(folder: Folder) -> float | None:
