@@ -18,7 +18,7 @@ from shoal.checkpoint import write as module
 from shoal.checkpoint.folder import list_checkpoints, read_info
 from shoal.checkpoint.saver import TROUBLE, Saver
 from shoal.checkpoint.section import CheckpointSection
-from shoal.core.errors import RunError
+from shoal.core.errors import DivergedError, RunError
 from shoal.core.process import Process
 from tests.checkpoint.states import ALONE, check, read, snapshot
 
@@ -166,7 +166,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, value):
     tensors = {"model.weight": torch.tensor([1.0, value]), "model.mask": torch.tensor([-math.inf])}
     saver.save(snapshot(2, tensors=tensors, finite=frozenset({"model.weight"})))
     wait_until(saver.trouble)
-    with pytest.raises(RunError, match=r"the weights became infinite or nan by step 2: lower optim.lr"):
+    with pytest.raises(DivergedError, match=r"the weights became infinite or nan by step 2: lower optim.lr"):
         saver.save(snapshot(3))
     assert [info.step for info in list_checkpoints(tmp_path)] == [1] and not list(tmp_path.glob(".*"))
 

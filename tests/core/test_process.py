@@ -20,11 +20,17 @@ def test_without_a_wish_a_gpu_is_taken_where_there_is_one() -> None:
 
 
 @pytest.mark.skipif(has_gpu, reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_an_error_that_says_what_to_do() -> None:
+@pytest.mark.parametrize("gpus", [1, 0.5])
+def test_a_gpu_that_is_not_there_is_an_error_that_says_what_to_do(gpus: float) -> None:
     with pytest.raises(
-        UserError, match=r"^cluster.gpus_per_worker: .*sees none; .*cluster.gpus_per_worker=0.*nvidia-smi"
+        UserError, match=rf"^cluster.gpus_per_worker: {gpus} GPU .*sees none; .*cluster.gpus_per_worker=0.*nvidia-smi"
     ):
-        choose_device(1)
+        choose_device(gpus)
+
+
+@pytest.mark.skipif(not has_gpu, reason="this machine has no GPU")
+def test_a_share_of_a_gpu_is_that_gpu() -> None:
+    assert choose_device(0.5) == torch.device("cuda", 0)
 
 
 @pytest.mark.skipif(not has_gpu, reason="this machine has no GPU")

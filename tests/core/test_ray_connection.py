@@ -60,15 +60,25 @@ def test_a_token_is_found_in_a_variable_or_a_file(tmp_path, monkeypatch):
 def test_variables_and_signals_are_as_before(monkeypatch):
     monkeypatch.setenv("RAY_SET_BY_USER", "theirs")
     monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     handler = signal.getsignal(signal.SIGTERM)
     with ray_settings({"RAY_SET_BY_USER": "ours", "RAY_OURS": "1"}, on_loopback=True):
         assert os.environ["RAY_SET_BY_USER"] == "theirs" and os.environ["RAY_OURS"] == "1"
         assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
         os.environ["PYTHONBREAKPOINT"] = "ray.util.pdb.set_trace"  # as Ray does
+        os.environ["RAY_AUTH_MODE"] = "token"  # as Ray does where it is given one
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGTERM) == handler
     assert os.environ["RAY_SET_BY_USER"] == "theirs"
-    assert not {"RAY_OURS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "PYTHONBREAKPOINT"} & os.environ.keys()
+    ours = {"RAY_OURS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "PYTHONBREAKPOINT", "RAY_AUTH_MODE"}
+    assert not ours & os.environ.keys()
+
+
+def test_how_the_user_lets_ray_know_people_is_kept(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with ray_settings({"RAY_AUTH_MODE": "disabled"}, on_loopback=True):
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
 def test_what_the_user_has_set_is_kept_after_an_import_too():
@@ -108,5 +118,22 @@ def test_a_ray_that_was_imported_before_takes_the_settings_too():
         ray.is_initialized = lambda: True  # as with a program's own connection, whose settings are not ours
         with ray_settings({}, on_loopback=True):
             assert Config.health_check_period_ms() == 4321
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+def test_the_token_of_another_cluster_is_read_anew():
+    """A program that was connected to one cluster, and then connects to another, or starts a Ray of its own."""
+    code = """
+        import os
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
+        import ray
+        ray._raylet.Config.initialize("")
+        loader = ray._raylet.AuthenticationTokenLoader.instance()
+        assert loader.get_raw_token() == "a" * 64
+        from shoal.core.ray_connection import ray_settings
+        os.environ["RAY_AUTH_TOKEN"] = "b" * 64
+        with ray_settings({}, on_loopback=True):
+            assert loader.get_raw_token() == "b" * 64
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)

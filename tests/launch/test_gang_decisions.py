@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.errors import RunError, WorkerError
+from shoal.core.errors import NoRoomError, RunError, UserError, WorkerError
 from shoal.launch import attempt as attempt_module
 from shoal.launch import gang as gang_module
 from shoal.launch.crew import Member
@@ -31,8 +31,8 @@ def ended(by: str) -> dict[str, Any]:
     return {"what": "ended", "summary": {"status": "interrupted", "ended_by": by}}
 
 
-def failed(message: str, kind: str = "exception", by_network: bool = False) -> dict[str, Any]:
-    fields = {"kind": kind, "type": "ValueError", "message": message, "notes": [], "traceback": f"trace of {message}\n"}
+def failed(message: str, kind: str = "exception", by_network: bool = False, of: str = "ValueError") -> dict[str, Any]:
+    fields = {"kind": kind, "type": of, "message": message, "notes": [], "traceback": f"trace of {message}\n"}
     return {"what": "failed", "by_network": by_network, **fields}
 
 
@@ -119,11 +119,19 @@ class ScriptedCrew:
 class Play:
     """A gang and its scripted crew."""
 
-    def __init__(self, folder: Path, crew: ScriptedCrew, size: Size | None = None, **overrides: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        crew: ScriptedCrew,
+        size: Size | None = None,
+        give_up_s: float | None = None,
+        **overrides: Any,
+    ) -> None:
         self.crew = crew
         self.watch = Watch(folder / "run")
         prepared = prepare([TINY], {"cluster.workers": 2} | overrides, run_dir=folder / "run")
-        self.gang = Gang(prepared, Launch(self.watch, self.watch.stop), crew, size or Size(2, 2), threads=1)
+        how = Launch(self.watch, self.watch.stop, give_up_s=give_up_s)
+        self.gang = Gang(prepared, how, crew, size or Size(2, 2), threads=1)
 
     def __call__(self) -> dict[str, Any]:
         return self.gang.run()
@@ -341,8 +349,55 @@ def test_a_preemption_before_the_start_starts_again(here: Path) -> None:
 def test_machines_that_do_not_come_back_are_waited_for_only_so_long(here: Path) -> None:
     crew = ScriptedCrew(ScriptedMember("a", [(0.1, BROKEN)]), ScriptedMember("b", [(0.0, OSError("gone"))]))
     play = Play(here, crew, **{"failures.machine_timeout_s": 0.5})
-    with pytest.raises(RunError, match=r"^cluster.workers: waited \d s for another place; given up$"):
+    with pytest.raises(NoRoomError, match=r"^cluster.workers: waited \d s for another place; given up$"):
         play()
+
+
+class FullCrew(ScriptedCrew):
+    """Of a cluster that others have filled."""
+
+    def obstacle(self) -> str | None:
+        return "2 workers need 2 CPU and the cluster has 1"
+
+
+@pytest.mark.parametrize("crew", [ScriptedCrew, FullCrew])
+def test_who_is_told_to_give_up_soon_does_so_whatever_stands_in_the_way(here: Path, crew: type[ScriptedCrew]) -> None:
+    play, began = Play(here, crew(ScriptedMember("a")), give_up_s=0.3), time.monotonic()
+    with pytest.raises(NoRoomError, match=r"^cluster.workers: waited \d s for another place; given up$") as caught:
+        play()
+    assert isinstance(caught.value, RunError) and 0.3 <= time.monotonic() - began < 5
+    assert not (here / "run").exists() and play.gang.starts == 0
+
+
+def test_without_that_what_can_never_fit_is_wrong_input_at_once(here: Path) -> None:
+    with pytest.raises(UserError, match=r"^cluster.workers: 2 workers need 2 CPU .*; ask for fewer or smaller ones"):
+        Play(here, FullCrew(ScriptedMember("a")))()
+
+
+def test_who_is_told_to_give_up_soon_does_so_after_a_loss_too(here: Path) -> None:
+    crew = ScriptedCrew(ScriptedMember("a", [(0.1, BROKEN)]), ScriptedMember("b", [(0.0, OSError("gone"))]))
+    play = Play(here, crew, give_up_s=0.3, **{"failures.machine_timeout_s": 600})
+    with pytest.raises(NoRoomError, match="given up"):
+        play()
+    assert play.gang.starts == 1 and play.gang.account.restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "raised", "cause"),
+    [
+        (failed("loss is nan", "run", of="DivergedError"), RunError, "DivergedError"),
+        (failed("out of memory", "run", of="NoMemoryError"), RunError, "NoMemoryError"),
+        (failed("boom", "exception"), WorkerError, "ValueError"),
+        (DIED, RunError, "died"),
+    ],
+    ids=["diverged", "memory", "exception", "died"],
+)
+def test_an_error_says_how_the_worker_ended(here: Path, said: Any, raised: type[RunError], cause: str) -> None:
+    crew = ScriptedCrew(ScriptedMember("a", [(0.0, said)]), ScriptedMember("a", [(0.0, TICK)]))
+    with pytest.raises(RunError) as caught:
+        Play(here, crew, **{"failures.max_restarts": 0})()
+    assert type(caught.value) is raised and caught.value.cause == cause
+    assert RunError("of no worker").cause == ""
 
 
 def test_while_machines_are_waited_for_a_stop_ends_it(here: Path) -> None:

@@ -50,3 +50,12 @@ def test_only_the_users_own_paths_travel(tmp_path: Path, monkeypatch: pytest.Mon
     found = own_paths()
     assert found[0] == str(tmp_path) and "" not in found and "/not/there" not in found
     assert not any(part in path for path in found for part in ("site-packages", "lib-dynload", "/lib/python3"))
+
+
+def test_where_to_pause_and_by_which_address_it_was_started_travel_with_a_job(here: Path) -> None:
+    prepared = prepare([TINY], run_dir="run")
+    for pause_at in (None, 2.5):
+        account = Account(prepared, Launch(SilentConsole(), address="10.0.0.1:6379", pause_at=pause_at))
+        job = make_job(account, attempt_on("a"), 0, 1234, threads=1)
+        assert job["pause_at"] == pause_at and job["launch"] == account.how.asked
+        assert json.loads(json.dumps(job)) == job

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.bench.drill_cluster import DrillCluster
 from shoal.launch.environment import QUIET_RAY
-from shoal.launch.on_ray import _is_here
+from shoal.launch.on_ray import is_here
 from shoal.launch.room import size_of_worker
 from shoal.observe.runs import read_events
 from shoal.recipe.schema import ClusterSection
@@ -221,14 +221,14 @@ def test_a_plan_says_whether_the_cluster_has_room(cluster: DrillCluster, workers
 
 @pytest.mark.parametrize(
     ("gpus", "least", "there", "expected"),
-    [(None, 2, 2, 1), (None, 2, 1, 0), (None, 2, 0, 0), (0, 2, 8, 0), (1, 2, 0, 1), (None, 3, 3, 1)],
+    [(None, 2, 2, 1), (None, 2, 1, 0), (None, 2, 0, 0), (0, 2, 8, 0), (1, 2, 0, 1), (None, 3, 3, 1), (0.5, 2, 1, 0.5)],
 )
 def test_a_worker_is_planned_with_a_gpu_where_a_run_would_ask_for_one(
-    gpus: int | None, least: int, there: int, expected: int
+    gpus: float | None, least: int, there: int, expected: float
 ):
     cluster = ClusterSection(workers=4, min_workers=least, gpus_per_worker=gpus, cpus_per_worker=2)
     nodes = [{"CPU": 8.0}, *[{"CPU": 8.0, "GPU": 1.0}] * there]
-    assert size_of_worker(cluster, nodes) == {"CPU": 2.0} | ({"GPU": 1.0} if expected else {})
+    assert size_of_worker(cluster, nodes) == {"CPU": 2.0} | ({"GPU": float(expected)} if expected else {})
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_what_is_waited_for_is_told(train: Callable[..., Run]):
 
 
 @pytest.mark.parametrize(
-    ("address", "is_here"),
+    ("address", "expected"),
     [
         ("127.0.0.1:6379", True),
         ("ray://localhost:10001", True),
@@ -253,8 +253,8 @@ def test_what_is_waited_for_is_told(train: Callable[..., Run]):
         ("6379", False),
     ],
 )
-def test_this_machines_own_addresses_are_known(address: str, is_here: bool):
-    assert _is_here(address) is is_here
+def test_this_machines_own_addresses_are_known(address: str, expected: bool):
+    assert is_here(address) is expected
 
 
 def test_no_cluster_is_told_with_a_remedy(tmp_path: Path):

@@ -135,3 +135,37 @@ def test_overrides_from_python_may_be_one_text_and_hold_tuples_and_paths(here: P
     for wrong in ([1], {1: 2}):
         with pytest.raises(UserError, match="overrides: 1 should be text"):
             load_recipe(["digits"], wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "fraction", "share"),
+    [(None, None, None), (0, None, None), (1, None, None), (0.5, None, 0.5), (0.5, 0.25, 0.25), (1, 0.25, 0.25)],
+)
+def test_a_share_of_a_gpu_is_that_share_of_its_memory_unless_said(given, fraction, share):
+    overrides = {"cluster.gpus_per_worker": given, "cluster.gpu_memory_fraction": fraction}
+    cluster = load_recipe(["digits"], overrides).recipe.cluster
+    assert cluster.gpus_per_worker == given and type(cluster.gpus_per_worker) is type(given)
+    assert cluster.gpu_memory_share == share
+
+
+def test_a_share_of_a_gpu_stays_as_it_is_in_the_resolved_recipe():
+    for given in (0.5, 1, 0):
+        tree = yaml.safe_load(load_recipe(["digits"], {"cluster.gpus_per_worker": given}).to_yaml())
+        assert tree["cluster"]["gpus_per_worker"] == given and type(tree["cluster"]["gpus_per_worker"]) is type(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [(1.5, "should be at most 1"), (-1, "should be at least 0"), (-0.5, "should be at least 0"), ("half", "number")],
+)
+def test_more_than_a_gpu_or_less_than_none_is_refused(given, says):
+    with pytest.raises(UserError, match=rf"^cluster.gpus_per_worker: .*{says}.*\(given: {given!r}\)"):
+        load_recipe(["digits"], {"cluster.gpus_per_worker": given})
+
+
+def test_workers_share_a_gpu_only_where_their_backend_can():
+    two = {"cluster.workers": 2, "cluster.gpus_per_worker": 0.5}
+    with pytest.raises(UserError, match=r"^cluster.gpus_per_worker: 0.5 is a share .*one worker, or backend gloo"):
+        load_recipe(["digits"], two)
+    for other in ({"parallel.backend": "gloo"}, {"cluster.workers": 1}, {"cluster.gpus_per_worker": 1}):
+        load_recipe(["digits"], two | other)

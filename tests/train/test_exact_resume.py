@@ -43,10 +43,12 @@ class StopsAt(SilentConsole):
         return "SIGTERM" if self.step >= self.at else None
 
 
-def run(overrides: dict[str, Any], name: str, run_dir: Path, stop_at: int | None = None) -> dict[str, Any]:
+def run(
+    overrides: dict[str, Any], name: str, run_dir: Path, stop_at: int | None = None, pause_at: float | None = None
+) -> dict[str, Any]:
     prepared = prepare(resume=run_dir) if run_dir.exists() else prepare([name], overrides, run_dir=run_dir)
     console = StopsAt(stop_at if stop_at is not None else 10**9)
-    return launch(prepared, Launch(console, console.stop))
+    return launch(prepared, Launch(console, console.stop, pause_at=pause_at))
 
 
 def comparable(run_dir: Path) -> list[dict[str, Any]]:
@@ -86,6 +88,35 @@ def test_resumed_is_the_same_as_never_stopped(name: str, tmp_path_factory: pytes
         assert comparable(folder) == comparable(base / "whole")
 
     resumes_exactly()
+
+
+@pytest.mark.parametrize(
+    ("fields", "pauses", "steps"),
+    [({}, [5, 6, 13], [5, 6, 13]), ({"train.steps": None, "train.epochs": 3}, [0.5, 1, 2.2], [4, 7, 16])],
+    ids=["steps", "epochs"],
+)
+def test_a_run_that_pauses_is_evaluated_saved_and_ends_as_if_it_had_not(
+    here: Path, fields: dict[str, Any], pauses: list[float], steps: list[int]
+) -> None:
+    overrides = small("synthetic_mlp", here / "data", 20) | HARD["synthetic_mlp"] | {"optim.schedule": "cosine"}
+    overrides |= {"data.samples": 56, "train.global_batch": 8, "evaluate.every_steps": 9, "checkpoint.every_steps": 50}
+    overrides |= {"cluster.threads_per_worker": 1, "cluster.gpus_per_worker": 0} | fields
+    reference = run(overrides, "synthetic_mlp", here / "whole")
+    for pause_at, step in zip(pauses, steps, strict=True):
+        paused = run(overrides, "synthetic_mlp", here / "paused", pause_at=pause_at)
+        assert (paused["status"], paused["ended_by"], paused["step"]) == ("interrupted", "pause", step)
+        evaluated = [record["step"] for record in read_metrics(here / "paused") if "val_loss" in record["metrics"]]
+        assert evaluated[-1] == step and "val_loss" in paused["metrics"]
+        assert max(path.name for path in (here / "paused" / "checkpoints").iterdir()) == f"step-{step:08d}"
+        # There already, or further: it ends at once, where it is.
+        again = run(overrides, "synthetic_mlp", here / "paused", pause_at=min(pauses))
+        assert (again["status"], again["ended_by"], again["step"]) == ("interrupted", "pause", step)
+    final = run(overrides, "synthetic_mlp", here / "paused", pause_at=99)  # beyond the end, which is no pause
+    assert (final["status"], final["ended_by"], final["resumed_from_step"]) == ("done", "done", steps[-1])
+    assert final["weights_sha256"] == reference["weights_sha256"]
+    assert final["metrics"] == reference["metrics"]
+    others = [record for record in comparable(here / "paused") if record["step"] not in steps]
+    assert others == [record for record in comparable(here / "whole") if record["step"] not in steps]
 
 
 def test_an_interruption_in_the_middle_of_an_evaluation_repeats_it(here: Path) -> None:

@@ -153,6 +153,7 @@ def test_what_counts_as_asked_differently() -> None:
         {"model__dim": 64},
         {"data__context": 32},
         {"cluster__gpu_memory_fraction": 0.5},
+        {"cluster__gpus_per_worker": 0.25},
     ]
     assert len({asked(), *(asked(**other) for other in others)}) == 1 + len(others)
     assert asked() == asked(train__steps=8, data__dir="elsewhere", optim__lr=0.1, checkpoint__every_steps=2)

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import DivergedError, RunError, UserError
 from shoal.launch.run import Launch, launch, prepare
 from shoal.observe.ledger import read_ledger
 from shoal.observe.runs import curves, read_events, read_metrics
@@ -234,7 +234,7 @@ def test_early_stopping_ends_the_run_and_says_so(train_here, own, here):
 
 
 def test_diverging_is_told_with_a_remedy_and_no_checkpoint_of_it_is_kept(train_here, own, here):
-    with pytest.raises(RunError, match=r"train loss became (inf|nan) .* lower optim\.lr \(now 1e\+10\)"):
+    with pytest.raises(DivergedError, match=r"train loss became (inf|nan) .* lower optim\.lr \(now 1e\+10\)"):
         train_here(own("Base"), overrides={"optim.name": "sgd", "optim.lr": 1e10, "train.steps": 100}, run_dir="r")
     assert not list((here / "r").glob("checkpoints/step-*"))
 
@@ -326,7 +326,7 @@ def test_seconds_add_up_and_rates_are_told(train_here, here):
     records = read_metrics(here / "r")
     for phase in ("forward", "backward", "optimizer"):
         inside = sum(record["seconds"].get(phase, 0) for record in records)
-        assert inside == pytest.approx(summary["seconds"][phase], rel=0.05)
+        assert inside == pytest.approx(summary["seconds"][phase], rel=0.05, abs=2e-3)  # which it rounds
     assert summary["bottleneck"] in BOTTLENECKS and summary["verdict"].startswith(summary["bottleneck"])
     assert summary["ledger"]["worker_s"] == pytest.approx(sum(summary["seconds"].values()), rel=0.02, abs=0.05)
     assert summary["ledger"] == read_ledger(Path(summary["run_dir"])).to_record(), "the same to whoever asks later"

@@ -19,7 +19,7 @@ from shoal.checkpoint.section import CheckpointSection
 from shoal.checkpoint.stage import Stage, Staged
 from shoal.checkpoint.upload import Uploader
 from shoal.checkpoint.write import FAILED, NOT_FINITE, SAVED, SUPERSEDED, Snapshot, Writer
-from shoal.core.errors import RunError
+from shoal.core.errors import DivergedError, RunError
 from shoal.core.process import Process
 
 TROUBLE = "checkpoint_failures"
@@ -192,7 +192,7 @@ class Saver:
         if flight.error is not None:
             raise flight.error
         if flight.outcome == NOT_FINITE:
-            raise RunError(
+            raise DivergedError(
                 f"the weights became infinite or nan by step {flight.snapshot.step}: lower optim.lr, raise "
                 "optim.warmup_steps or set train.clip_norm=1.0"
             )

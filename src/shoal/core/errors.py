@@ -11,6 +11,21 @@ class UserError(ValueError):
 class RunError(RuntimeError):
     """The run itself failed although the input could be read: diverged, out of memory. Status 1."""
 
+    cause = ""
+    """What a launcher knows of it: the type of the error in the worker, or how the worker ended."""
+
+
+class DivergedError(RunError):
+    """The loss is no number any more."""
+
+
+class NoMemoryError(RunError):
+    """A device, or the machine, has too little memory."""
+
+
+class NoRoomError(RunError):
+    """There was no place for the workers for longer than is borne."""
+
 
 class WorkerError(RunError):
     """An exception that the code of a run raised in one of its workers."""

@@ -36,14 +36,14 @@ class Process:
         return self.rank == 0
 
 
-def choose_device(gpus_per_worker: int | None, local_rank: int = 0) -> torch.device:
-    """The device for a worker: None takes a GPU where there is one, 0 the CPU, 1 a GPU or an error."""
+def choose_device(gpus_per_worker: float | None, local_rank: int = 0) -> torch.device:
+    """The device for a worker: None takes a GPU where there is one, 0 the CPU, 1 or a share a GPU or an error."""
     available = torch.cuda.is_available()
     if gpus_per_worker == 0 or (gpus_per_worker is None and not available):
         return torch.device("cpu")
     if not available:
         raise UserError(
-            "cluster.gpus_per_worker: 1 GPU is asked for and PyTorch sees none; "
+            f"cluster.gpus_per_worker: {gpus_per_worker:g} GPU is asked for and PyTorch sees none; "
             "leave out --gpu, set cluster.gpus_per_worker=0, or check the driver with nvidia-smi"
         )
     if local_rank >= torch.cuda.device_count():

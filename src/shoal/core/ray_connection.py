@@ -53,7 +53,7 @@ def ray_settings(values: Mapping[str, str], *, on_loopback: bool) -> Iterator[No
     """
     values = dict(values) | ({_CLUSTERS: "0"} if on_loopback else {})
     fresh = {name: value for name, value in values.items() if name not in os.environ}
-    ours = {*fresh, "PYTHONBREAKPOINT"} - os.environ.keys()
+    ours = {*fresh, "PYTHONBREAKPOINT", "RAY_AUTH_MODE"} - os.environ.keys()
     os.environ.update(fresh)
     try:
         with signals_kept(), _read_anew():
@@ -71,6 +71,7 @@ def _read_anew() -> Iterator[None]:
         yield
         return
     ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()  # of the cluster before, perhaps
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = constants.env_bool(_CLUSTERS, not constants.IS_WINDOWS_OR_OSX)

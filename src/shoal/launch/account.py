@@ -90,6 +90,8 @@ class Account:
             error = UserError(message) if failure.kind == "user" and not is_run else RunError(message)
             for note in failure.notes:
                 error.add_note(note)
+        if isinstance(error, RunError):
+            error.cause = failure.type or failure.kind
         if is_run:
             self.note("failed", {"error": failure.type or failure.kind, "message": message})
             self._write(self._summary("failed") | {"error": message})

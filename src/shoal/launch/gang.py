@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import NoRoomError, UserError
 from shoal.launch import policy
 from shoal.launch.account import Account
 from shoal.launch.attempt import Attempt
@@ -90,14 +90,14 @@ class Gang:
             count = policy.size_to_start(len(ready), self.size, self.crew.expects_more())
             if count is not None:
                 return ready[:count]
-            obstacle = self.crew.obstacle() if self.starts == 0 else None
+            obstacle = self.crew.obstacle() if self.starts == 0 and self.how.give_up_s is None else None
             if obstacle is not None and not self.how.wait_s:
                 raise UserError(
                     f"cluster.workers: {obstacle}; ask for fewer or smaller ones, or wait with --wait SECONDS"
                 )
             limit_s = self._longest_wait_s(obstacle is not None)
             if waited_s > limit_s:
-                raise RunError(f"cluster.workers: waited {waited_s:.0f} s for {self.crew.waiting_for()}; given up")
+                raise NoRoomError(f"cluster.workers: waited {waited_s:.0f} s for {self.crew.waiting_for()}; given up")
             if waited_s - told >= 1.0 and waited_s > 2.0 and len(ready) < self.size.least:
                 told = waited_s
                 left_s = round(limit_s - waited_s)
@@ -106,6 +106,8 @@ class Gang:
 
     def _longest_wait_s(self, is_more_than_there_is: bool) -> float:
         """For machines that were lost, for those that the cluster does not have yet, or for room on those it has."""
+        if self.how.give_up_s is not None:
+            return self.how.give_up_s
         if self.starts:
             return self.recipe.failures.machine_timeout_s
         return self.how.wait_s if is_more_than_there_is else max(self.how.wait_s, _START_S)

@@ -33,6 +33,7 @@ def make_job(account: Account, attempt: Attempt, rank: int, port: int, threads: 
         "launch": how.asked,
         "first_step_s": account.first_step_s,
         "threads": threads,
+        "pause_at": how.pause_at,
         "node": nodes[rank],
         "address": LOOPBACK if len(set(nodes)) == 1 else attempt.members[rank].address,
         "local_rank": nodes[:rank].count(nodes[rank]),

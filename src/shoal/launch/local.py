@@ -30,6 +30,7 @@ def run_here(prepared: Prepared, how: Launch) -> dict[str, Any]:
         on_first_step=lambda: how.enter("training"),
         started=how.started,
         marks=how.marks,
+        pause_at=how.pause_at,
         launch=how.asked,
     )
     group: contextlib.AbstractContextManager[Group] = contextlib.nullcontext(Group())

@@ -38,13 +38,13 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
         _check_machine(prepared)
     nursery = new_nursery_name()
     # On this machine already now: torch is imported while Ray starts.
-    warm = Nursery(nursery) if how.address in (None, "auto") or _is_here(how.address) else None
+    warm = Nursery(nursery) if how.address in (None, "auto") or is_here(how.address) else None
     where = f"Ray at {scrub(how.address)}" if how.address else "Ray"
     how.console.event("starting", {"what": f"{'starting' if is_own else 'connecting to'} {where}"})
     with contextlib.ExitStack() as stack:
         if warm is not None:
             stack.callback(warm.close)
-        readers = _readers_of(prepared.loaded.recipe)
+        readers = readers_of(prepared.loaded.recipe)
         ray, dashboard_url = stack.enter_context(connected(cluster.workers, how, readers))
         how.mark("connected")
         from shoal.launch.ray_crew import RayCrew  # not before: importing Ray fixes its settings
@@ -56,7 +56,7 @@ def run_on_ray(prepared: Prepared, how: Launch) -> dict[str, Any]:
             gpus = int(ray.cluster_resources().get("GPU", 0) >= size.least)
         elif is_own and gpus * cluster.workers > (there := ray.cluster_resources().get("GPU", 0)):
             raise UserError(
-                f"cluster.gpus_per_worker: {cluster.workers} workers need {gpus * cluster.workers} GPU and this "
+                f"cluster.gpus_per_worker: {cluster.workers} workers need {gpus * cluster.workers:g} GPU and this "
                 f"machine has {there:g}; leave out --gpu, or start fewer workers"
             )
         crew = RayCrew(size, {"CPU": float(cpus), "GPU": float(gpus)}, nursery)
@@ -118,7 +118,7 @@ def connected(workers: int, how: Launch, readers: int = 0) -> Iterator[tuple[Any
             _shut_down(ray, is_own=how.address is None)
 
 
-def _is_here(address: str) -> bool:
+def is_here(address: str) -> bool:
     """Whether a cluster's address is one of this machine's own, which then is likely to train."""
     host, port = host_and_port(address)
     try:
@@ -157,7 +157,7 @@ def _ray(workers: int, how: Launch, readers: int) -> tuple[Any, Any]:
     return ray, _connect(ray, how.address, quiet)
 
 
-def _readers_of(recipe: Recipe) -> int:
+def readers_of(recipe: Recipe) -> int:
     """Processes that will read data on the cluster: as many as the recipe says, or one for a Ray Dataset that a user's
     own code may bring."""
     data = recipe.data

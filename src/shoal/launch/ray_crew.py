@@ -121,14 +121,28 @@ class RayMember:
         return future
 
 
+def is_client() -> bool:
+    """Whether this is a Ray client (`ray://`), who is not told of machines that will go, nor of an autoscaler."""
+    return bool(ray.util.client.ray.is_connected())  # type: ignore[no-untyped-call]
+
+
+def can_grow() -> bool:
+    """Whether the cluster has an autoscaler, which may bring what is missing."""
+    return not is_client() and bool(ray._private.state.state.get_cluster_config())
+
+
+def alive_nodes() -> list[dict[str, float]]:
+    """What each machine of the cluster has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
 class RayCrew:
     """Workers on a Ray cluster."""
 
     def __init__(self, size: Size, resources: dict[str, float], nursery: str) -> None:
         self._size = size
         self._nursery = nursery
-        self._is_client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]
-        """A Ray client (`ray://`) is not told of machines that will go, nor of an autoscaler."""
+        self._is_client = is_client()
         self._resources = {name: amount for name, amount in resources.items() if amount}
         self._group = placement_group([self._resources] * size.least, strategy="PACK")
         self._members = [self._ask(i if i < size.least else None) for i in range(size.most)]
@@ -198,14 +212,7 @@ class RayCrew:
 
     def obstacle(self) -> str | None:
         """What the machines of the cluster lack for the least number of workers."""
-        if self._can_grow():
-            return None
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        return missing_resources(self._resources, self._size.least, nodes)
-
-    def _can_grow(self) -> bool:
-        """Whether the cluster has an autoscaler, which may bring what is missing."""
-        return not self._is_client and bool(ray._private.state.state.get_cluster_config())
+        return None if can_grow() else missing_resources(self._resources, self._size.least, alive_nodes())
 
     def waiting_for(self) -> str:
         """How many places are missing, and what is free."""

@@ -61,12 +61,12 @@ def prepare(
     return prepared
 
 
-def check_is_new(target: Path) -> None:
+def check_is_new(target: Path, option: str = "--run-dir") -> None:
     """Refuse a folder that holds something."""
     if target.is_file():
-        raise UserError(f"--run-dir: {target} is a file")
+        raise UserError(f"{option}: {target} is a file")
     if target.is_dir() and any(target.iterdir()):
-        raise UserError(f"--run-dir: {target} is not empty; choose another, or go on there with --resume {target}")
+        raise UserError(f"{option}: {target} is not empty; choose another, or go on there with --resume {target}")
 
 
 def new_run_dir(name: str, root: Path = Path("runs")) -> Path:
@@ -125,6 +125,10 @@ class Launch:
     """Show what Ray or torchrun itself has to say."""
     dashboard: bool = False
     """Start Ray's dashboard with a Ray of our own."""
+    give_up_s: float | None = None
+    """How long to wait for places before `NoRoomError` lets others have them; None: as recipe and `wait_s` say."""
+    pause_at: float | None = None
+    """Evaluate, save and end when so many epochs are done, or steps where the recipe counts those."""
     marks: dict[str, float] = field(default_factory=dict)
     """Seconds from `started` to what the launcher has done last of each kind: where a start spends its time."""
 

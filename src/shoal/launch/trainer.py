@@ -184,6 +184,7 @@ def _train(
         threads=job["threads"],
         first_step_s=job["first_step_s"],
         marks=job["marks"],
+        pause_at=job.get("pause_at"),
         launch=job.get("launch", {}),
     )
     return train_worker(request, process)

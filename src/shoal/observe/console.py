@@ -21,7 +21,7 @@ _IN_BAR = ("train_loss", "samples_per_s")
 
 def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineConsole | JsonConsole | SilentConsole":
     """`auto` (a bar on a terminal, lines elsewhere), `lines`, `json` or `silent`."""
-    stream = cast(TextIO, _Forgiving(stream or sys.stderr))
+    stream = cast(TextIO, Forgiving(stream or sys.stderr))
     if kind == "json":
         return JsonConsole(stream)
     if kind == "silent":
@@ -33,7 +33,7 @@ def make_console(kind: str, stream: TextIO | None = None) -> "BarConsole | LineC
     raise UserError(f"progress: {kind!r} is not allowed; {one_of(kind, ('auto', 'lines', 'json', 'silent'))}")
 
 
-class _Forgiving:
+class Forgiving:
     """A stream whose reader may go away: from then on nothing is shown, and the run goes on. If it leads to a disk that
     is full, what is shown meanwhile is lost, and what comes after it is not."""
 
@@ -41,6 +41,7 @@ class _Forgiving:
         self.stream: TextIO | None = stream
 
     def write(self, text: str) -> int:
+        """As a stream does."""
         if self.stream is not None:
             try:
                 return self.stream.write(text)
@@ -49,6 +50,7 @@ class _Forgiving:
         return len(text)
 
     def flush(self) -> None:
+        """As a stream does."""
         if self.stream is not None:
             try:
                 self.stream.flush()

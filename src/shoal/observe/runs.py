@@ -59,19 +59,23 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
                 raise UserError(f"run {name!r}: this is a checkpoint, not a run{run}")
             return path
     names = run_names(root)
-    matches = [candidate for candidate in names if candidate.startswith(name)]
-    if len(matches) == 1:
-        return root / matches[0]
-    if len(matches) > 1:
-        raise UserError(
-            f"run {name!r}: {len(matches)} runs begin so, give more of the name: {', '.join(sorted(matches)[:5])}"
-        )
+    if (match := by_beginning("run", name, names)) is not None:
+        return root / match
     if Path(name).is_dir():
         raise UserError(f"run {name!r}: this folder holds no recipe.yaml, so it is not a run")
     guess = nearest(name, names)
     how = "shoal runs list" + ("" if root == Path("runs") else f" --root {root}")
     where = f"no runs in {root.resolve()}" if not names else f"see {how} for the {len(names)} in {root}"
     raise UserError(f"run {name!r}: not found; " + (f"did you mean {guess}?" if guess else where))
+
+
+def by_beginning(what: str, name: str, names: list[str]) -> str | None:
+    """The one of `names` that begins so; none where none does, and a `UserError` where several do."""
+    matches = [candidate for candidate in names if candidate.startswith(name)]
+    if len(matches) > 1:
+        some = ", ".join(sorted(matches)[:5])
+        raise UserError(f"{what} {name!r}: {len(matches)} begin so, give more of the name: {some}")
+    return matches[0] if matches else None
 
 
 def resume_command(run_dir: Path, launch: Any = None) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shoal.core.batch import MicroBatch, StepBatch
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import DivergedError, UserError
 from shoal.core.objective import Count, LossResult, Measured, Objective, check_loss
 from shoal.core.parts import FlatPart, Held, read_flat, shape_of
 from shoal.core.process import Process
@@ -130,7 +130,7 @@ class DeepSpeedUnit(Replica):
         if self.scale is not None:
             self.scale = next_scale(self.scale, bool(self.zero.overflow))
         elif self.zero.overflow:  # which DeepSpeed leaves out in silence, and others do not
-            raise RunError(
+            raise DivergedError(
                 f"gradients became infinite or nan: lower optim.lr (now {lr:g}), raise optim.warmup_steps "
                 "or set train.clip_norm=1.0"
             )

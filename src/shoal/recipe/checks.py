@@ -165,6 +165,12 @@ def _cluster_problems(recipe: Recipe) -> Found:
                 yield ("parallel", field), "is for gradients, and parallel.sync_every above 1 sends none; drop one"
         if recipe.train.precision == "fp16":
             yield ("train", "precision"), "fp16 scales its loss by worker, which parallel.sync_every cannot; use bf16"
+    share = cluster.gpus_per_worker
+    if share is not None and 0 < share < 1 < cluster.workers and parallel.backend != "gloo":
+        yield (
+            ("cluster", "gpus_per_worker"),
+            f"{share:g} is a share of a GPU, and NCCL takes one worker a GPU; use 1, one worker, or backend gloo",
+        )
     if cluster.gpus_per_worker == 0:
         for field in ("gpu_memory_fraction", "gpu_allocator"):
             if getattr(cluster, field) is not None:

@@ -82,7 +82,7 @@ def _section(path: str, section: Schema, classes: Schema) -> Iterator[str]:
     """Its table, then those of the sections in it."""
     inside = {name: found[0] for name, field in section["properties"].items() if (found := _references(field))}
     yield f"## {path}\n\n{_words(section)}\n"
-    yield _table(section["properties"], section.get("required", []), path)
+    yield field_table(section["properties"], section.get("required", []), path)
     for name, reference in inside.items():
         yield from _section(f"{path}.{name}", classes[reference], classes)
 
@@ -95,12 +95,12 @@ def _alternatives(path: str, sections: Sequence[Schema]) -> Iterator[str]:
     about = f"{_CHOSEN_BY_NAME[path]} The other fields depend on `name`: {names}."
     yield f"## {path}\n\n{textwrap.fill(about, 120, break_on_hyphens=False)}\n"
     if common:
-        yield f"With every name:\n\n{_table(common, [], path)}"
+        yield f"With every name:\n\n{field_table(common, [], path)}"
     for section in sections:
         fields = {name: field for name, field in section["properties"].items() if name not in {"name", *common}}
         yield f"### {path}: {', '.join(_names(section))}\n\n{_words(section)}\n"
         if fields:
-            yield _table(fields, section.get("required", []), path)
+            yield field_table(fields, section.get("required", []), path)
 
 
 def _names(section: Schema) -> list[str]:
@@ -109,7 +109,8 @@ def _names(section: Schema) -> list[str]:
     return [f"`{one}`" for one in known]
 
 
-def _table(fields: Schema, required: Sequence[str], path: str) -> str:
+def field_table(fields: Schema, required: Sequence[str], path: str) -> str:
+    """A line a field: its default, what is allowed, what it does."""
     lines = ["| field | default | allowed | what it does |", "| --- | --- | --- | --- |"]
     for name, field in fields.items():
         if _references(field):

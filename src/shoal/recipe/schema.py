@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from shoal.checkpoint.section import CheckpointSection
 from shoal.core.section import Section
@@ -14,6 +14,9 @@ from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.tasks.section import TaskSection
 
 Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[
+    int | float, Field(ge=0, le=1), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})
+]  # said outright, because pydantic knows no bounds of a union in JSON Schema
 
 
 class TrainSection(Section):
@@ -78,8 +81,9 @@ class ClusterSection(Section):
     batch stays the same. Null: always `workers`."""
     cpus_per_worker: Positive | None = None
     """Cores that each worker is given; null: an equal share of the machine's, or one each on a cluster."""
-    gpus_per_worker: Annotated[int, Field(ge=0, le=1)] | None = None
-    """1: a GPU or an error; 0: the CPU; null: a GPU where there is one."""
+    gpus_per_worker: Share | None = None
+    """1: a GPU or an error; 0: the CPU; null: a GPU where there is one. A fraction, on Ray, is a share of a GPU and of
+    its memory: several small runs, or trials of a search, have it together."""
     threads_per_worker: Positive | None = None
     """CPU threads for tensor operations; null: `cpus_per_worker`, or PyTorch's choice for a single worker. Sums differ
     in the last bit between counts."""
@@ -92,6 +96,12 @@ class ClusterSection(Section):
     """What one worker costs an hour, in any currency: the ledger of a run then says what its seconds cost."""
     gpu_allocator: Annotated[str, Field(pattern=r"^\w+:[^,\s]+(,\w+:[^,\s]+)*$")] | None = None
     """PyTorch's GPU allocator settings, for example expandable_segments:True,max_split_size_mb:256."""
+
+    @property
+    def gpu_memory_share(self) -> float | None:
+        """The share of a GPU's memory that a worker may take: as said, or as much as it has of the GPU."""
+        share = self.gpus_per_worker
+        return self.gpu_memory_fraction or (float(share) if share is not None and 0 < share < 1 else None)
 
 
 class FailuresSection(Section):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.core.errors import RunError, UserError
+from shoal.core.errors import NoMemoryError, RunError, UserError
 
 
 def in_words(  # noqa: PLR0911 - one return a cause
@@ -21,7 +21,7 @@ def in_words(  # noqa: PLR0911 - one return a cause
     if isinstance(error, UserError):  # in the middle of a run: a corrupt image, say
         return RunError(str(error))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in message:
-        return RunError(
+        return NoMemoryError(
             f"out of memory ({message}): "
             f"set train.micro_batch below {micro_batch} "
             "(the global batch stays the same), train.activation_checkpointing=true, or use a smaller model"

@@ -143,7 +143,7 @@ def memory_of_worker(recipe: Recipe, of_gpu: int | None = None) -> tuple[int, bo
     if of_gpu is None and wanted != 0 and torch.cuda.is_available():
         of_gpu = torch.cuda.get_device_properties(0).total_memory
     if of_gpu is not None:
-        return int(of_gpu * (recipe.cluster.gpu_memory_fraction or 1.0)), True
+        return int(of_gpu * (recipe.cluster.gpu_memory_share or 1.0)), True
     if wanted:
         raise UserError("--gpu-memory: how much a GPU has is not known on a machine without one; give it, as in 80GiB")
     return machine_memory() // recipe.cluster.workers, False

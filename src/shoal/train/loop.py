@@ -10,7 +10,7 @@ from shoal.train.window import LossWindow
 
 
 def run_loop(run: Training) -> str:
-    """Train until done; returns why it ended: `done`, `early_stop`, or what `stop` said."""
+    """Train until done; returns why it ended: `done`, `early_stop`, `pause`, or what `stop` said."""
     plan, state, unit, clock = run.plan, run.state, run.unit, run.clock
     peak = peak_lr(run.recipe.optim, run.recipe.train.global_batch)
     window = LossWindow(state.window_loss, state.window_count)
@@ -59,8 +59,8 @@ def run_loop(run: Training) -> str:
 
 
 def _finished(run: Training) -> str | None:
-    if (step := run.state.step) >= run.plan.num_steps and not run.plan.evaluation_pending(
-        step, run.state.evaluated_step
-    ):
-        return "done"
+    step = run.state.step
+    is_done = step >= run.plan.num_steps
+    if (is_done or run.plan.is_pause(step)) and not run.plan.evaluation_pending(step, run.state.evaluated_step):
+        return "done" if is_done else "pause"
     return "early_stop" if should_stop_early(run.state, run.recipe.early_stop) else None

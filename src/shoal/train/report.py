@@ -3,7 +3,7 @@
 import math
 import time
 
-from shoal.core.errors import RunError
+from shoal.core.errors import DivergedError
 from shoal.observe.phases import STEPPING
 from shoal.observe.records import Report
 from shoal.train.evaluate import check_watched, evaluate, named_for_validation
@@ -76,7 +76,7 @@ def check_window(run: Training, window: LossWindow) -> None:
 
 def _check_finite(run: Training, total: float) -> None:
     if not math.isfinite(total):
-        raise RunError(
+        raise DivergedError(
             f"train loss became {total} after step {run.state.reported_step} and by step {run.state.step}: "
             f"lower optim.lr (now {run.recipe.optim.lr:g}), raise optim.warmup_steps or set train.clip_norm=1.0"
             + ("; fp16 overflows easily, so try train.precision=bf16" if run.recipe.train.precision == "fp16" else "")

@@ -37,6 +37,8 @@ class RunRequest:
     """Seconds from `started` to what was done before the worker began: connecting, forking, meeting."""
     launch: dict[str, str] = field(default_factory=dict)
     """Launcher and address that were asked for: a resume must be told them again."""
+    pause_at: float | None = None
+    """Evaluate, save and end when so many epochs are done, or steps where the recipe counts those."""
     on_saved: Callable[[Path, Mapping[str, float]], None] = lambda path, metrics: None
     """Called on every worker once it is known that a checkpoint is committed: where, and its validation metrics."""
 

@@ -97,7 +97,7 @@ def _asked(recipe: Recipe) -> str:
         fixed_fields(recipe),
         recipe.parallel.model_dump(mode="json"),
         [train.micro_batch, train.precision, train.activation_checkpointing, train.compile],
-        [num_moments(recipe.optim), recipe.cluster.gpu_memory_fraction],
+        [num_moments(recipe.optim), recipe.cluster.gpu_memory_share],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -116,7 +116,7 @@ def _device_name(process: Process) -> str:
 def worker_memory(recipe: Recipe, process: Process) -> int:
     """Bytes that this worker may take of its GPU, or of the machine."""
     if process.device.type == "cuda":
-        share = recipe.cluster.gpu_memory_fraction or 1.0
+        share = recipe.cluster.gpu_memory_share or 1.0
         return int(torch.cuda.get_device_properties(process.device).total_memory * share)
     return machine_memory() // process.local_world_size
 

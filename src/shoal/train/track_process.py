@@ -24,7 +24,7 @@ from shoal.observe.track.progress import FOLDER
 from shoal.train.mlflow_model import log_model
 from shoal.train.track import END, LOG, Asked
 
-_SETTINGS = {
+SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": "60",
@@ -151,7 +151,7 @@ def _prepare(run_dir: Path, asked: Asked) -> tuple[Callable[[str], None], Callab
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     for name in _REPEATING:
         logging.getLogger(name).setLevel(logging.CRITICAL)

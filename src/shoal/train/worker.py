@@ -67,7 +67,7 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         deterministic=recipe.train.deterministic,
         threads=threads,
         device=process.device,
-        gpu_memory_fraction=recipe.cluster.gpu_memory_fraction,
+        gpu_memory_fraction=recipe.cluster.gpu_memory_share,
         gpu_allocator=recipe.cluster.gpu_allocator,
     )
     pinning = pinned(process, threads) if recipe.cluster.pin_cores else contextlib.nullcontext()
@@ -276,7 +276,7 @@ def _assemble(
 ) -> Training:
     recipe, order = built.recipe, built.order
     state, resumed = restored.state, restored.checkpoint
-    plan = make_plan(recipe, order.steps_per_epoch)
+    plan = make_plan(recipe, order.steps_per_epoch, request.pause_at, built.unit.whole_every)
 
     def batches(step: int) -> Generator[StepBatch]:
         return built.batches(step, plan.num_steps)

@@ -11,7 +11,7 @@ import pytest
 from shoal.observe.track.build import make_followers
 from shoal.observe.track.progress import Progress
 from shoal.observe.track.section import MlflowSection, TrackSection
-from shoal.observe.track.to_mlflow import MlflowSink
+from shoal.observe.track.to_mlflow import MlflowParent, MlflowSink
 from tests.made_run import BEGAN, make_run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed")
@@ -208,3 +208,52 @@ def _resume(folder: Path, root: Path) -> None:
         file.write(json.dumps(json.loads(start) | {"time": BEGAN + 99, "step": 200}) + "\n")
     recipe = folder / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("steps: 400", "steps: 500"))
+
+
+def parent_of(root: Path, **fields: Any) -> MlflowParent:
+    return MlflowParent(MlflowSection(**fields), root / "child", "digits")
+
+
+def test_a_parent_is_made_once_and_children_are_found_by_it(root: Path) -> None:
+    parent = parent_of(root, tags={"team": "vision"})
+    run_id = parent.open(None, "search-a", {"shoal.search": "here"})
+    track(make_run(root / "digits-a"), parent_run_id=run_id)
+    child, own = sorted(runs(root), key=lambda run: run.info.run_id == run_id)
+    assert own.info.run_name == "search-a" and own.info.status == "RUNNING"
+    assert own.data.tags["team"] == "vision" and own.data.tags["shoal.search"] == "here"
+    assert child.data.tags["mlflow.parentRunId"] == run_id and child.info.experiment_id == own.info.experiment_id
+    parent.end("done", {"best.optim.lr": "0.1"}, {"best_val_loss": 0.25}, [])
+    own = client(root).get_run(run_id)
+    assert own.info.status == "FINISHED" and own.data.params == {"best.optim.lr": "0.1"}
+    assert own.data.metrics == {"best_val_loss": 0.25}
+
+
+@pytest.mark.parametrize(("status", "told"), [("failed", "FAILED"), ("interrupted", "KILLED")])
+def test_a_parent_that_is_opened_again_goes_on_and_what_changed_is_a_tag(root: Path, status: str, told: str) -> None:
+    first = parent_of(root)
+    run_id = first.open(None, "search-a", {})
+    first.end(status, {"best.optim.lr": "0.1", "best.train.seed": "1"}, {"trials": 3.0}, [])
+    assert client(root).get_run(run_id).info.status == told
+    again = parent_of(root)
+    assert again.open(run_id, "search-a", {}) == run_id and len(runs(root)) == 1
+    assert client(root).get_run(run_id).info.status == "RUNNING"
+    (root / "best.yaml").write_text("name: x\n")
+    found = {"best.optim.lr": "0.2", "best.train.seed": "1", "best.new": "x"}
+    again.end("done", found, {"trials": 5.0}, [root / "best.yaml"])
+    run = client(root).get_run(run_id)
+    assert run.data.params == {"best.optim.lr": "0.1", "best.train.seed": "1", "best.new": "x"}
+    assert run.data.tags["changed.best.optim.lr"] == "0.2" and "changed.best.train.seed" not in run.data.tags
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"trials": 5.0})
+    assert [file.path for file in client(root).list_artifacts(run_id)] == ["best.yaml"]
+    assert (root / "mlartifacts" / "digits").is_dir() and not Path("mlruns").exists()
+
+
+def test_a_parent_makes_the_database_beside_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    made: list[str] = []
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", lambda tracking_uri: made.append(tracking_uri))
+    with pytest.raises(AttributeError):  # what comes after that is no client
+        MlflowParent(MlflowSection(), tmp_path / "trials" / "0000", "digits")
+    assert made == [f"sqlite:///{tmp_path}/trials/mlflow.db"]
+    assert (tmp_path / "trials" / ".mlflow.db.lock").exists(), "two that begin together do not both make its tables"

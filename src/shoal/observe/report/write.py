@@ -14,9 +14,10 @@ from shoal.observe.report.compare_data import compare_data
 from shoal.observe.report.folder import read_folder
 from shoal.observe.report.run_data import run_data
 
-_SCRIPTS = ("dom.js", "words.js", "chart.js", "pieces.js")
-_OF_A_RUN = (*_SCRIPTS, "run_page.js", "run_workers.js")
-_OF_SEVERAL = (*_SCRIPTS, "compare_page.js")
+PIECES = ("dom.js", "words.js", "chart.js", "pieces.js")
+"""What any page is drawn with."""
+_OF_A_RUN = (*PIECES, "run_page.js", "run_workers.js")
+_OF_SEVERAL = (*PIECES, "compare_page.js")
 
 
 def write_report(run_dir: Path, target: Path | None = None) -> Path:
@@ -32,10 +33,13 @@ def write_comparison(run_dirs: Sequence[Path], target: Path) -> Path:
     return target
 
 
-def make_page(data: dict[str, Any], scripts: Sequence[str]) -> str:
-    """The page as text. Only this very style and script may act in it; whatever else gets in is dead text."""
-    style = _read("page.css")
-    script = '(() => {\n"use strict";\n' + "\n".join(_read(name) for name in scripts) + "})();\n"
+def make_page(data: dict[str, Any], scripts: Sequence[str], more: Sequence[str] = (), more_style: str = "") -> str:
+    """The page as text. Only this very style and script may act in it; whatever else gets in is dead text.
+
+    `scripts`: files from here. `more`, `more_style`: texts of scripts and of a style that come after.
+    """
+    style = _read("page.css") + more_style
+    script = '(() => {\n"use strict";\n' + "\n".join([*map(_read, scripts), *more]) + "})();\n"
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
         "form-action 'none'"

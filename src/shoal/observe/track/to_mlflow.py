@@ -32,6 +32,11 @@ def mlflow_uri(section: MlflowSection, run_dir: Path) -> str:
     return section.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.absolute().parent}/mlflow.db"
 
 
+def is_of_folder(section: MlflowSection) -> bool:
+    """Whether nobody has said where, so that it is a file beside the run."""
+    return section.uri is None and not os.environ.get("MLFLOW_TRACKING_URI")
+
+
 class MlflowSink:
     """One run of MLflow, the same for all starts of a run."""
 
@@ -140,23 +145,7 @@ class MlflowSink:
         return found[0] if found else None
 
     def _experiment(self, facts: Facts) -> str:
-        from mlflow.exceptions import MlflowException
-
-        name = self._section.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or facts.recipe_name
-        for _ in range(2):
-            if (experiment := self._client.get_experiment_by_name(name)) is not None:
-                return str(experiment.experiment_id)
-            try:
-                return str(self._client.create_experiment(name, self._artifacts(name), tags=_KIND))
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has made it meanwhile
-                    raise
-        raise RuntimeError(f"experiment {name} is there and is not: it was deleted in MLflow; restore it there")
-
-    def _artifacts(self, experiment: str) -> str | None:
-        """Beside a database that is a file; MLflow itself would take the working directory. A server knows where."""
-        database = _database(self._uri)
-        return (database.parent / "mlartifacts" / experiment).as_uri() if database is not None else None
+        return _experiment_id(self._client, self._uri, self._section, facts.recipe_name)
 
     def _log_artifacts(self) -> None:
         """The run's files, without secrets, where they have changed since."""
@@ -174,6 +163,66 @@ class MlflowSink:
                     (Path(folder) / name).write_bytes(content)
                     self._client.log_artifact(self._run_id, str(Path(folder) / name))
                     sent[name] = digest
+
+
+class MlflowParent:
+    """A run that others are children of."""
+
+    def __init__(self, section: MlflowSection, run_dir: Path, recipe_name: str) -> None:
+        """`run_dir`: of any of the children, by which a database that is a file is found."""
+        from mlflow.tracking import MlflowClient
+
+        self._uri = mlflow_uri(section, run_dir)
+        with _made_by_one(self._uri):
+            self._client = MlflowClient(tracking_uri=self._uri)
+            self._experiment = _experiment_id(self._client, self._uri, section, recipe_name)
+        self._tags = section.tags
+        self._run_id = ""
+
+    def open(self, run_id: str | None, name: str, tags: dict[str, str]) -> str:
+        """Make it, or go on with it; its id."""
+        if run_id is None:
+            tags = self._tags | tags | {"mlflow.source.name": "shoal"}
+            run_id = str(self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id)
+        else:
+            self._client.update_run(run_id, status="RUNNING")
+        self._run_id = run_id
+        return run_id
+
+    def end(self, status: str, params: dict[str, str], metrics: dict[str, float], files: list[Path]) -> None:
+        """What came of it. Params cannot be changed, so what a resume has found out anew is a tag."""
+        known = self._client.get_run(self._run_id).data.params
+        for name, text in params.items():
+            if known.get(name, text) == text:
+                self._client.log_param(self._run_id, name, text)
+            else:
+                self._client.set_tag(self._run_id, f"changed.{name}", text)
+        for name, value in metrics.items():
+            self._client.log_metric(self._run_id, name, value)
+        for file in files:
+            self._client.log_artifact(self._run_id, str(file))
+        self._client.set_terminated(self._run_id, _STATUS[status])
+
+
+def _experiment_id(client: Any, uri: str, section: MlflowSection, recipe_name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    name = section.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or recipe_name
+    for _ in range(2):
+        if (experiment := client.get_experiment_by_name(name)) is not None:
+            return str(experiment.experiment_id)
+        try:
+            return str(client.create_experiment(name, _artifacts(uri, name), tags=_KIND))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has made it meanwhile
+                raise
+    raise RuntimeError(f"experiment {name} is there and is not: it was deleted in MLflow; restore it there")
+
+
+def _artifacts(uri: str, experiment: str) -> str | None:
+    """Beside a database that is a file; MLflow itself would take the working directory. A server knows where."""
+    database = _database(uri)
+    return (database.parent / "mlartifacts" / experiment).as_uri() if database is not None else None
 
 
 def _some(items: list[Any], count: int) -> Iterator[list[Any]]:
