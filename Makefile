@@ -50,6 +50,7 @@ format: install
 schema: install
 	$(BIN)/python -m shoal.recipe.json_schema docs/recipe.schema.json
 	$(BIN)/python -m shoal.recipe.field_tables docs/recipe-reference.md
+	$(BIN)/python -m shoal.tune.field_table docs/tuning.md
 
 # What Grafana and Prometheus are given, from the table of metrics.
 dashboards: install

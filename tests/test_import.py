@@ -28,7 +28,7 @@ try:
     load_recipe(["digits"], ["optim.lrr=1"])
 except shoal.UserError:
     pass
-commands = "train runs checkpoints plan drill bench data submit completion monitor report track metrics"
+commands = "train tune runs checkpoints plan drill bench data submit completion monitor report track metrics"
 for command in commands.split():
     assert shoal.cli.main.run([command, "--help"]) == 0
 assert shoal.cli.main.run(["train", "--list"]) == 0
@@ -42,15 +42,17 @@ NAMES = """
 import os, sys
 before = dict(os.environ)
 import shoal
-assert callable(shoal.train) and shoal.__version__
+assert callable(shoal.train) and callable(shoal.tune) and shoal.__version__
 assert issubclass(shoal.UserError, ValueError) and issubclass(shoal.RunError, RuntimeError)
-assert sorted(shoal.__all__) == ["RunError", "UserError", "__version__", "train"]
+assert sorted(shoal.__all__) == ["RunError", "UserError", "__version__", "train", "tune"]
 assert "torch" not in sys.modules
 import shoal.train.loop as loop
 from shoal.train import loop as same
 import shoal.train
 assert loop is same and callable(shoal.train) and shoal.train.loop is loop
 assert callable(loop.run_loop)
+import shoal.tune.space as space
+assert shoal.tune.space is space and callable(shoal.tune)
 from shoal import train
 recipe = {
     "task": "image_classification",
@@ -86,7 +88,7 @@ def test_help_answers_at_once(tmp_path: Path) -> None:
     assert min(took) < 0.5, took
 
 
-def test_shoal_train_is_a_package_and_a_function(tmp_path: Path) -> None:
+def test_shoal_train_and_shoal_tune_are_packages_and_functions(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", NAMES], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""

@@ -205,6 +205,27 @@ def startup_command(workers: int, rounds: int, only: str | None, out: str, as_js
     return tell(result, [], written, as_json)
 
 
+@command.command("tune")
+@click.option("--trials", default=8, type=click.IntRange(1), help="Equal trials of each search (default: 8).")
+@click.option("--slots", default=2, type=click.IntRange(1), help="Trials at a time (default: 2).")
+@click.option("--steps", default=10_000, type=click.IntRange(2), help="Of each trial (default: 10000).")
+@click.option("--rounds", default=3, type=click.IntRange(1), help="Each search once in each round (default: 3).")
+@click.option("--only", metavar="NAME,...", help="Measure only these, for example shoal,ray_tune.")
+@OUT
+@JSON
+def tune_command(trials: int, slots: int, steps: int, rounds: int, only: str | None, out: str, as_json: bool) -> int:
+    """What a search costs beside its trials, and how long each takes to start, beside Ray Tune."""
+    from shoal.bench.commands import choose
+    from shoal.bench.results import keep
+    from shoal.bench.tune import CONTENDERS, measure, table
+
+    result = measure(trials, slots, steps, rounds, choose(only, CONTENDERS), say)
+    bars = {name: medians["ratio"] for name, medians in result["contenders"].items()}
+    written = keep(Path(out), "tune", result, bars, "wall time over the best possible")
+    print_table(table(result), as_json)
+    return tell(result, [], written, as_json)
+
+
 @command.command("restart")
 @_WORKERS
 @_ROUNDS

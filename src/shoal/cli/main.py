@@ -15,6 +15,7 @@ from shoal.core.version import VERSION
 
 _COMMANDS = {
     "train": "Train a recipe.",
+    "tune": "Search for the best settings of a recipe.",
     "plan": "What a recipe will need: memory, micro-batch, strategy.",
     "submit": "Train a recipe on a Ray cluster, as a job.",
     "runs": "What has run here: list, show, compare.",

@@ -18,10 +18,16 @@ from shoal.observe.runs import find_run
 def command(name: str, out: str | None, root: str | None) -> int:
     """Write a run as one HTML page that needs no network: verdict, ledger, curves, workers, failures, recipe.
 
-    A run that still goes on is written as it is now.
+    A run that still goes on is written as it is now. The folder of a search is taken too.
     """
     from shoal.observe.report import write_report
+    from shoal.tune.folder import is_search
 
+    if out is None and is_search(expand_home(name)):
+        from shoal.tune.tuning import write_again
+
+        click.echo(str(write_again(expand_home(name))))
+        return 0
     run_dir = find_run(name, runs_folder(root))
     target = run_dir / "report.html" if out is None else page_path(out)
     try:

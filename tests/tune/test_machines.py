@@ -1,0 +1,96 @@
+"""Searches on a cluster of several machines, some of which are lost. Real nodes, real kills."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.bench.drill_cluster import DrillCluster
+from tests.tune.searching import journal, start, summary_of, what_came_of, worker_pids, write_slow
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DrillCluster]:
+    found = DrillCluster(*request.param, tmp_path / "cluster.log")
+    yield found
+    found.close()
+
+
+def sizes(folder: Path) -> list[tuple[float, int]]:
+    """When workers of any trial were started, and how many."""
+    found = []
+    for path in (folder / "trials").glob("*/events.jsonl"):
+        events = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        found += [(event["time"], event["world_size"]) for event in events if event["event"] == "start"]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("cluster", [(4, 2)], indirect=True)
+def test_a_population_of_elastic_trials_goes_on_with_half_of_the_machines(here: Path, cluster: DrillCluster):
+    write_slow(here, steps=90)
+    process = start(
+        *("slow.yaml", "space.yaml", "--trials", "4", "--scheduler", "pbt", "--workers", "1:2", "--json"),
+        *("tune.interval=30", "--search-dir", "s", "--address", cluster.address),
+        folder=here,
+        environment=cluster.environment,
+    )
+    while not any(event["event"] == "result" for event in journal(here / "s")):
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.1)
+    for node in cluster.nodes()[:2]:
+        cluster.kill(node)
+    lost = time.time()
+    summary = summary_of(process)
+    assert summary["trials_by_status"] == {"done": 4}
+    before = [size for when, size in sizes(here / "s") if when < lost]
+    after = [size for when, size in sizes(here / "s") if when > lost]
+    assert max(before) == 2, "with all machines, a trial has both of its workers"
+    assert after, "trials went on"
+    assert min(after) == 1, "and without the half of them, some have one"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scheduler", ["none", "hyperband", "pbt"])
+@pytest.mark.parametrize("cluster", [(3, 2)], indirect=True)
+def test_a_search_bears_whatever_is_killed(here: Path, cluster: DrillCluster, scheduler: str):
+    """Workers, machines and the tuner at random; the same decisions and the same weights as of one left alone."""
+    write_slow(here, steps=60, checkpoint={"every_steps": 5})
+    words = (
+        *("slow.yaml", "space.yaml", "--trials", "12", "--workers", "2", "--scheduler", scheduler, "--json"),
+        *("--address", cluster.address, "tune.grace=6", "tune.interval=20"),
+    )
+    calm = summary_of(start(*words, "--search-dir", "calm", folder=here, environment=cluster.environment))
+    process = start(*words, "--search-dir", "wild", folder=here, environment=cluster.environment)
+    chance, killed = random.Random(scheduler), []
+    while process.poll() is None:
+        time.sleep(chance.uniform(1.0, 4.0))
+        what = chance.choice(["worker", "worker", "machine", "tuner"])
+        if process.poll() is not None or killed.count(what) == 4:
+            continue
+        killed.append(what)
+        process = _kill(what, process, cluster, chance, here)
+    wild = summary_of(process)
+    assert {"worker", "machine", "tuner"} <= set(killed)
+    assert what_came_of(wild) == what_came_of(calm)
+    assert wild["best"]["config"] == calm["best"]["config"]
+
+
+def _kill(what: str, process: Any, cluster: DrillCluster, chance: random.Random, folder: Path) -> Any:
+    if what == "worker" and (pids := worker_pids(folder / "wild")):
+        os.kill(chance.choice(pids), signal.SIGKILL)
+    elif what == "machine":
+        cluster.kill(chance.choice(cluster.nodes()))
+        cluster.mend()
+    elif what == "tuner" and (folder / "wild" / "search.yaml").is_file():
+        process.kill()
+        process.communicate()
+        words = ("--resume", "wild", "--address", cluster.address, "--json")
+        return start(*words, folder=folder, environment=cluster.environment)
+    return process
