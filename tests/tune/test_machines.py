@@ -33,14 +33,15 @@ def sizes(folder: Path) -> list[tuple[float, int]]:
 
 @pytest.mark.parametrize("cluster", [(4, 2)], indirect=True)
 def test_a_population_of_elastic_trials_goes_on_with_half_of_the_machines(here: Path, cluster: DrillCluster):
-    write_slow(here, steps=90)
+    write_slow(here, steps=180)
     process = start(
         *("slow.yaml", "space.yaml", "--trials", "4", "--scheduler", "pbt", "--workers", "1:2", "--json"),
         *("tune.interval=30", "--search-dir", "s", "--address", cluster.address),
         folder=here,
         environment=cluster.environment,
     )
-    while not any(event["event"] == "result" for event in journal(here / "s")):
+    # A machine that is slow to start processes has trials of one worker first.
+    while not any(size == 2 for _, size in sizes(here / "s")):
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.1)
     for node in cluster.nodes()[:2]:
@@ -48,9 +49,7 @@ def test_a_population_of_elastic_trials_goes_on_with_half_of_the_machines(here: 
     lost = time.time()
     summary = summary_of(process)
     assert summary["trials_by_status"] == {"done": 4}
-    before = [size for when, size in sizes(here / "s") if when < lost]
     after = [size for when, size in sizes(here / "s") if when > lost]
-    assert max(before) == 2, "with all machines, a trial has both of its workers"
     assert after, "trials went on"
     assert min(after) == 1, "and without the half of them, some have one"
 

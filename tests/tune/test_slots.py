@@ -1,7 +1,5 @@
 """Places for trials: how many, how large, and when one is given up. The crews hold nothing."""
 
-from typing import Any
-
 import pytest
 
 from shoal.launch.policy import Size
@@ -28,17 +26,16 @@ class Cluster:
         self.now = 100.0
         self.looks = 0
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> list[dict[str, float]]:
         self.looks += 1
-        gone = {"Alive": False, "Resources": {"CPU": 64.0}}
-        return [*({"Alive": True, "Resources": node} for node in self.nodes), gone]
+        return self.nodes
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
     monkeypatch.setattr(slots_module, "RayCrew", FakeCrew)
-    monkeypatch.setattr(slots_module.ray, "nodes", found.look)
+    monkeypatch.setattr(slots_module, "alive_nodes", found.look)
     monkeypatch.setattr(slots_module, "can_grow", lambda: found.can_grow)
     monkeypatch.setattr(slots_module.time, "monotonic", lambda: found.now)
     return found
@@ -133,9 +130,37 @@ def test_trials_that_may_have_more_workers_share_what_there_is(
     slots = places(2, 6)
     taken = [slot for _ in range(len(expected)) if (slot := slots.take(wanted)) is not None]
     assert [slot.size for slot in taken] == [Size(2, most) for most in expected]
-    slots.give_back(taken[0])
-    elastic = taken[0].size.is_elastic
-    assert taken[0].crew.is_closed is elastic, "whose share may be another now"  # type: ignore[attr-defined]
+    slots.close()
+
+
+def test_a_share_is_handed_on_as_long_as_it_is_the_same(cluster: Cluster) -> None:
+    cluster.nodes = [{"CPU": 8.0}]
+    slots = places(1, 4)
+    taken = [slots.take(4) for _ in range(4)]
+    for slot in taken:
+        assert slot is not None and slot.size == Size(1, 2)
+        slots.give_back(slot)
+    assert slots.take(4) is taken[0], "with its workers"
+    cluster.nodes = [{"CPU": 4.0}]
+    cluster.now += 1.1
+    smaller = slots.take(4)
+    assert smaller is not None and smaller.size == Size(1, 1)
+    assert [slot.crew.is_closed for slot in taken if slot] == [False, True, True, True]  # type: ignore[attr-defined]
+    slots.close()
+
+
+def test_places_that_nobody_uses_do_not_keep_what_others_lack(cluster: Cluster) -> None:
+    cluster.nodes = [{"CPU": 8.0}]
+    slots = places(1, 2)
+    taken = [slot for _ in range(4) if (slot := slots.take(4)) is not None]
+    for slot in taken[:3]:
+        slots.give_back(slot)
+    slots.trim()
+    assert not any(slot.crew.is_closed for slot in taken)  # type: ignore[attr-defined]
+    cluster.nodes = [{"CPU": 4.0}]
+    cluster.now += 1.1
+    slots.trim()  # there would be room for four of one worker each, but these hold two each
+    assert [slot.crew.is_closed for slot in taken] == [True, True, False, False]  # type: ignore[attr-defined]
     slots.close()
 
 

@@ -111,6 +111,7 @@ class Search:
                 segment.stop(reason if self.failure is None else "SIGTERM")
             return bool(self.segments)
         self._decide()
+        self._slots.trim()
         self._start_some()
         if self.segments:
             self._idle_since = None

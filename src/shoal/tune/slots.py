@@ -59,30 +59,43 @@ class Slots:
 
         `wanted`: how many trials there are to run beside each other, which share what there is.
         """
-        slot = next((slot for slot in self._slots if not slot.is_busy), None)
-        if slot is None:
-            if len(self._slots) >= self.limit or time.monotonic() - self._refused < _AGAIN_S:
-                return None
-            slot = self._open(wanted)
-        slot.is_busy = True
-        return slot
-
-    def _open(self, wanted: int) -> Slot:
-        """As large as an equal share of the cluster, where trials may have more workers than they need."""
-        share = self._fitting // max(1, min(wanted, self.limit))
-        size = Size(self._size.least, min(max(share, self._size.least), self._size.most))
-        slot = Slot(RayCrew(size, self._per_worker, self._nursery), size)
+        size = self._share(wanted)
+        for slot in [slot for slot in self._slots if not slot.is_busy]:
+            if slot.size == size:
+                slot.is_busy = True
+                return slot
+            self._close(slot)  # what is asked for instead may need its room
+        if len(self._slots) >= self.limit or time.monotonic() - self._refused < _AGAIN_S:
+            return None
+        slot = Slot(RayCrew(size, self._per_worker, self._nursery), size, is_busy=True)
         self._slots.append(slot)
         return slot
+
+    def _share(self, wanted: int) -> Size:
+        """An equal share of the cluster, where trials may have more workers than they need."""
+        at_a_time = max(1, min(wanted, self.limit))
+        share = self._fitting // at_a_time
+        return Size(self._size.least, min(max(share, self._size.least), self._size.most))
+
+    def _close(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        slot.crew.close()
 
     def give_back(self, slot: Slot, is_whole: bool = True) -> None:
         """A trial needs it no more; `is_whole`: whether another may have it as it is."""
         slot.is_busy = False
         if not is_whole:
             self._refused = time.monotonic()
-        if not is_whole or len(self._slots) > self.limit or slot.size.is_elastic:  # whose share may be another now
-            self._slots.remove(slot)
-            slot.crew.close()
+        if not is_whole:
+            self._close(slot)
+        self.trim()
+
+    def trim(self) -> None:
+        """Close places that nobody uses, where machines have gone: others lack what they hold."""
+        for slot in [slot for slot in self._slots if not slot.is_busy]:
+            held = sum(slot.size.most for slot in self._slots)
+            if len(self._slots) > self.limit or held > max(self._fitting, self.limit * self._size.least):
+                self._close(slot)
 
     def close(self) -> None:
         """Let go of everything."""

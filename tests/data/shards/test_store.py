@@ -137,6 +137,21 @@ def test_leftovers_of_the_dead_are_deleted(tmp_path, index):
     assert not old.exists() and new.exists()
 
 
+def test_who_reads_before_it_was_fetched_ahead_is_counted_too(tmp_path, index):
+    store, statistics = open_store(tmp_path, index), DataStatistics()
+    store.path(0)
+    with store.following(iter([]), 20, statistics, silent):
+        store.path(1)
+        assert (statistics.files_fetched, statistics.bytes_fetched) == (1, SIZE)
+        if not (child := os.fork()):
+            store.path(2)  # which counts for nobody, and must not wait for a lock that the fork has copied
+            os._exit(0 if statistics.files_fetched == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        pickle.loads(pickle.dumps(store)).path(3)
+    store.path(4)
+    assert statistics.files_fetched == 1
+
+
 def test_following_fetches_ahead_but_not_far(tmp_path, index, monkeypatch):
     monkeypatch.setattr(stores, "_FILES_AHEAD", 2)
     store, statistics = open_store(tmp_path, index), DataStatistics()

@@ -91,6 +91,9 @@ class CachedStore:
         self._process = -1
         self._room = 0
         self._making_room: tuple[int, threading.Lock] = (-1, threading.Lock())
+        self._counted_in: tuple[int, DataStatistics] | None = None
+        """The process that files are followed in, and what it counts in: one that has to read before they were
+        fetched ahead counts there too."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -98,6 +101,7 @@ class CachedStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._remote, self._process, self._room, self._making_room = None, -1, 0, (-1, threading.Lock())
+        self._counted_in = None
 
     def _lock(self) -> threading.Lock:
         """A lock of this process: a fork copies one as it is, also one that another thread has just taken."""
@@ -119,7 +123,12 @@ class CachedStore:
     def path(self, number: int) -> Path:
         """The file in the cache; fetched now where nobody has done so before."""
         path = self._path(number)
-        return path if self._is_whole(number) else self.fetch(number, DataStatistics(), lambda words: None)
+        return path if self._is_whole(number) else self.fetch(number, self._statistics(), lambda words: None)
+
+    def _statistics(self) -> DataStatistics:
+        """Where this process counts; in one that a fork has made, nowhere."""
+        process, statistics = self._counted_in or (-1, None)
+        return statistics if statistics is not None and process == os.getpid() else DataStatistics()
 
     def _is_whole(self, number: int) -> bool:
         """Whether a shard is in the cache, and as long as it should be: a power cut may leave less."""
@@ -218,9 +227,11 @@ class CachedStore:
         """Inside, shards are brought here before they are needed: in the order that `files` gives them, each with the
         step that needs it, `steps_ahead` of the step that the loop is at."""
         follower = Follower(self, files, steps_ahead, statistics, tell)
+        before, self._counted_in = self._counted_in, (os.getpid(), statistics)
         try:
             yield follower
         finally:
+            self._counted_in = before
             follower.close()
 
     def use(self, number: int) -> bool:
