@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shoal.bench.drill_cluster import DrillCluster
-from tests.tune.searching import journal, start, summary_of, what_came_of, worker_pids, write_slow
+from tests.tune.searching import start, summary_of, what_came_of, worker_pids, write_slow
 
 
 @pytest.fixture
