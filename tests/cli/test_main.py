@@ -71,6 +71,7 @@ def test_wrong_arguments_are_status_2_and_words_on_stderr(
     assert run(arguments.split()) == 2
     out, err = capfd.readouterr()
     assert out == "" and says in err and "Traceback" not in err
+    assert err.startswith("error: ") and err.count("\n") == 1, "one line"
     assert list(here.iterdir()) == []
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import run
+from shoal.tune.folder import SearchFolder
+from shoal.tune.journal import Journal
+from shoal.tune.setup import set_up
 from tests.made_run import make_run
 
 Capture = pytest.CaptureFixture[str]
@@ -71,3 +74,25 @@ def test_runs_are_compared_on_a_page(runs: Path, capfd: Capture) -> None:
 def test_without_a_file_runs_are_compared_in_the_terminal(runs: Path, capfd: Capture) -> None:
     assert run(["runs", "compare", "digits", "other"]) == 0
     assert "train_loss" in capfd.readouterr().out
+
+
+def test_a_search_has_a_page_too_and_is_no_run(here: Path, capfd: Capture) -> None:
+    setup = set_up(["digits"], [], {"optim.lr": "loguniform(1e-4, 1e-1)"}, {"trials": 2})
+    folder = SearchFolder(here / "searches" / "s")
+    folder.open()
+    folder.write_setup(setup)
+    folder.close()
+    journal = Journal(folder.path)
+    journal.add("trial", trial=0, config={"optim.lr": 0.01})
+    journal.add("result", trial=0, step=9, progress=1.0, metrics={"val_loss": 0.5})
+    journal.close()
+    make_run(folder.path / "trials" / "0000")
+    (folder.path / "trials" / "0000" / "report.html").write_text("a page")
+    assert run(["report", "searches/s"]) == 0
+    assert run(["report", "searches/s/", "-o", "page.html"]) == 0
+    assert capfd.readouterr() == ("searches/s/report.html\npage.html\n", "")
+    link = "trials/0000/report.html"
+    assert link in (folder.path / "report.html").read_text() and link not in Path("page.html").read_text()
+    for words in (["runs", "show", "searches/s"], ["monitor", "searches/s"]):
+        assert run(words) == 2
+        assert "this is a search; its trials are runs, such as searches/s/trials/0000" in capfd.readouterr().err

@@ -61,9 +61,10 @@ def test_a_population_of_elastic_trials_goes_on_with_half_of_the_machines(here: 
 def test_a_search_bears_whatever_is_killed(here: Path, cluster: DrillCluster, scheduler: str):
     """Workers, machines and the tuner at random; the same decisions and the same weights as of one left alone."""
     write_slow(here, steps=60, checkpoint={"every_steps": 5})
+    own = {"none": [], "hyperband": ["tune.grace=6"], "pbt": ["tune.interval=20"]}[scheduler]
     words = (
-        *("slow.yaml", "space.yaml", "--trials", "12", "--workers", "2", "--scheduler", scheduler, "--json"),
-        *("--address", cluster.address, "tune.grace=6", "tune.interval=20"),
+        *("slow.yaml", "space.yaml", "--trials", "12", "--workers", "2", "--scheduler", scheduler, *own, "--json"),
+        *("--address", cluster.address),
     )
     calm = summary_of(start(*words, "--search-dir", "calm", folder=here, environment=cluster.environment))
     process = start(*words, "--search-dir", "wild", folder=here, environment=cluster.environment)

@@ -302,3 +302,29 @@ def test_recipe_space_and_settings_come_together(tmp_path: Path) -> None:
     assert (setup.length, setup.num_trials, setup.section.seed, setup.section.scheduler) == (4, 2, 3, "asha")
     with pytest.raises(UserError, match=r"space 'nowhere.yaml': no such file"):
         set_up(["digits"], [], "nowhere.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("in_file", "said", "words"),
+    [
+        ({}, {"grace": 2}, "tune.grace: scheduler none does not go by it, only asha, hyperband, median"),
+        ({"scheduler": "asha", "interval": 2}, {}, "tune.interval: scheduler asha does not go by it, only pbt, pb2"),
+        ({}, {"scheduler": "pbt", "reduction": 4}, "tune.reduction: scheduler pbt does not go by it"),
+        ({"scheduler": "asha"}, {"quantile": 0.5}, "tune.quantile: scheduler asha does not go by it"),
+        ({"scheduler": "asha", "grace": 2}, {"scheduler": "none"}, None),
+        ({"scheduler": "asha", "grace": 2}, {"reduction": 4}, None),
+        ({"scheduler": "pb2", "resample": 0.5, "interval": 1}, {}, None),
+    ],
+)
+def test_nothing_is_said_in_vain(in_file: dict[str, Any], said: dict[str, Any], words: str | None) -> None:
+    space = LR | {"tune": in_file}
+    if words is None:
+        set_up(["digits"], [], space, said)
+    else:
+        with pytest.raises(UserError, match=words):
+            set_up(["digits"], [], space, said)
+
+
+def test_of_several_metrics_no_trial_is_the_best() -> None:
+    told = refused(metric=["val_loss", "val_accuracy"], keep_checkpoints=2)
+    assert told == "tune.keep_checkpoints: which are best is not known with several metrics; leave it out"

@@ -90,8 +90,13 @@ def run(arguments: list[str] | None = None) -> int:  # noqa: PLR0911 - one retur
         return status
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show(sys.stderr)
+        return 2
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "shoal"
+        _complain(UserError(f"{error.format_message().rstrip('.')}; see {where} --help"))
         return 2
     except UserError as error:
         _complain(error)

@@ -23,15 +23,16 @@ def command(name: str, out: str | None, root: str | None) -> int:
     from shoal.observe.report import write_report
     from shoal.tune.folder import is_search
 
-    if out is None and is_search(expand_home(name)):
-        from shoal.tune.tuning import write_again
-
-        click.echo(str(write_again(expand_home(name))))
-        return 0
-    run_dir = find_run(name, runs_folder(root))
-    target = run_dir / "report.html" if out is None else page_path(out)
+    search = expand_home(name) if is_search(expand_home(name)) else None
+    folder = search or find_run(name, runs_folder(root))
+    target = folder / "report.html" if out is None else page_path(out)
     try:
-        write_report(run_dir, target)
+        if search is not None:
+            from shoal.tune.tuning import write_again
+
+            write_again(search, target)
+        else:
+            write_report(folder, target)
     except OSError as error:
         raise UserError(f"{'-o' if out else 'RUN'}: {target} cannot be written: {error.strerror or error}") from error
     click.echo(str(target))

@@ -61,6 +61,8 @@ def find_run(name: str, root: Path = Path("runs")) -> Path:
     names = run_names(root)
     if (match := by_beginning("run", name, names)) is not None:
         return root / match
+    if (expand_home(name) / "search.yaml").is_file():
+        raise UserError(f"run {name!r}: this is a search; its trials are runs, such as {name.rstrip('/')}/trials/0000")
     if Path(name).is_dir():
         raise UserError(f"run {name!r}: this folder holds no recipe.yaml, so it is not a run")
     guess = nearest(name, names)

@@ -17,10 +17,17 @@ NAME = "report.html"
 _SCRIPTS = ("search_page.pictures.js", "search_page.js")
 
 
-def write_search_page(trials: Mapping[int, Trial], setup: Setup, folder: Path, summary: dict[str, Any]) -> Path:
-    """Write FOLDER/report.html; where it is."""
-    target = folder / NAME
-    has_page = {number for number, trial in trials.items() if (folder / "trials" / trial.name / NAME).is_file()}
+def write_search_page(
+    trials: Mapping[int, Trial], setup: Setup, folder: Path, summary: dict[str, Any], target: Path | None = None
+) -> Path:
+    """Write FOLDER/report.html, or `target`; where it is."""
+    target = target or folder / NAME
+    has_page = {
+        number
+        for number, trial in trials.items()
+        if target.resolve().parent == folder.resolve()
+        and (folder / "trials" / trial.name / NAME).is_file()  # or links lead nowhere
+    }
     data = page_data(trials, setup, folder, summary, has_page)
     write_atomically(target, make_page(data, PIECES, [_read(name) for name in _SCRIPTS], _read("search_page.css")))
     return target

@@ -27,6 +27,14 @@ from shoal.tune.trial import END_METRICS, Objective
 _OF_ALL = ("cluster.workers", "cluster.min_workers", "cluster.cpus_per_worker", "cluster.gpus_per_worker")
 """What trials need is the same for all, so that any place does for any."""
 _LENGTHS = ("train.epochs", "train.steps")
+_SETTINGS_OF = {
+    "grace": ("asha", "hyperband", "median"),
+    "reduction": ("asha", "hyperband"),
+    "interval": POPULATIONS,
+    "quantile": POPULATIONS,
+    "resample": POPULATIONS,
+}
+"""Whose settings these are; those of none are for all."""
 _USUAL_TRIALS, _USUAL_POPULATION = 16, 8
 _MOST_POINTS = 100_000
 
@@ -70,7 +78,7 @@ class Setup:
     def scheduler(self) -> Scheduler:
         """Who stops or replaces trials."""
         return build_scheduler(
-            self.section, self.objective, self.length, self.grace, self.interval, self.space, self.free
+            self.section, self.objective, self.length, self.unit, self.grace, self.interval, self.space, self.free
         )
 
     def proposer(self) -> Proposer:
@@ -94,7 +102,10 @@ def set_up(
     """Read and check all of it. `settings`: fields of `TuneSection` that were said on the command line."""
     base = load_recipe(sources, overrides)
     check_tracking(base, is_here=False)
-    return make_setup(base, read_space(space), settings)
+    read = read_space(space)
+    setup = make_setup(base, read, settings)
+    _check_used(setup.section.scheduler, settings if "scheduler" in settings else {**read.tune, **settings})
+    return setup
 
 
 def make_setup(base: LoadedRecipe, space: Space, settings: Mapping[str, Any]) -> Setup:
@@ -273,8 +284,21 @@ def _filled(section: TuneSection, space: Space) -> TuneSection:
     return section.model_copy(update={"search": search, "trials": max(trials, len(space.first))})
 
 
+def _check_used(scheduler: str, given: Mapping[str, Any]) -> None:
+    """Nothing is said in vain; what a file says for its own scheduler may stand there when another is asked for."""
+    for name, whose in _SETTINGS_OF.items():
+        if given.get(name) is not None and scheduler not in whose:
+            others = ", ".join(whose)
+            raise UserError(
+                f"tune.{name}: scheduler {scheduler} does not go by it, only {others}; leave it out, or choose another "
+                "--scheduler"
+            )
+
+
 def _check_together(section: TuneSection, space: Space, objectives: Sequence[Objective], free: frozenset[str]) -> None:
     """What no single setting can tell."""
+    if section.keep_checkpoints is not None and len(objectives) > 1:
+        raise UserError("tune.keep_checkpoints: which are best is not known with several metrics; leave it out")
     if section.scheduler == "none":
         return
     if objectives[0].is_of_end:

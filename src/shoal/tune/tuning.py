@@ -142,13 +142,13 @@ def _search_on_ray(
     launch = Launch(SilentConsole(), address=how.address, verbose=how.verbose, dashboard=how.dashboard)
     at_a_time = share.trials or 0
     readers = at_a_time * readers_of(setup.base.recipe)
-    ray, _ = stack.enter_context(connected(at_a_time * cluster.workers * share.cpus, launch, readers))
-    from shoal.tune.search import Search  # not before: importing Ray fixes its settings
+    stack.enter_context(connected(at_a_time * cluster.workers * share.cpus, launch, readers))
+    from shoal.launch.ray_crew import alive_nodes  # not before: importing Ray fixes its settings
+    from shoal.tune.search import Search
     from shoal.tune.slots import Slots
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     size = Size(cluster.min_workers or cluster.workers, cluster.workers)
-    slots = Slots(size, size_of_worker(cluster, nodes) | {"CPU": float(share.cpus)}, nursery, share.trials)
+    slots = Slots(size, size_of_worker(cluster, alive_nodes()) | {"CPU": float(share.cpus)}, nursery, share.trials)
     stack.callback(slots.close)
     if (obstacle := slots.obstacle()) is not None:
         raise UserError(f"cluster.workers: {obstacle}; ask for fewer or smaller ones")
@@ -229,14 +229,14 @@ def _no_value(trials: dict[int, Trial], setup: Setup) -> str:
     return f"tune.metric: no trial reported {setup.objective.metric}; they reported {', '.join(known) or 'nothing'}"
 
 
-def write_again(path: Path) -> Path:
-    """The results of a search as they are now; its page."""
+def write_again(path: Path, target: Path | None = None) -> Path:
+    """The page of a search as it is now, in its folder unless `target` says where; where it is."""
     setup, events = read_setup(path, {}), read_journal(path)
     trials = fold(events)
     wall_s = events[-1]["time"] - events[0]["time"] if events else 0.0
     status = "done" if is_over(trials, setup) else "running"
     summary = summarise(trials, setup, path.absolute(), status, wall_s)
-    return write_search_page(trials, setup, path.absolute(), summary)
+    return write_search_page(trials, setup, path.absolute(), summary, target)
 
 
 def write_results(trials: dict[int, Trial], setup: Setup, folder: Path, summary: dict[str, Any]) -> None:

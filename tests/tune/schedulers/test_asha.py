@@ -40,19 +40,19 @@ def verdict(own: list[float | None], others: list[list[float | None]], objective
     [
         ([5.0], [], None),  # the first to come
         ([5.0], [[6.0]], None),
-        ([5.0], [[4.0]], "place 2 of 2 at 1, and 1 went on"),
-        ([5.0], [[4.0], [6.0], [7.0]], "place 2 of 4 at 1, and 1 went on"),
+        ([5.0], [[4.0]], "place 2 of 2 at epoch 1, and 1 went on"),
+        ([5.0], [[4.0], [6.0], [7.0]], "place 2 of 4 at epoch 1, and 1 went on"),
         ([5.0], [[4.0], [6.0], [7.0], [8.0], [9.0]], None),  # 2 of 6
-        ([5.0], [[4.0], [4.5], [7.0], [8.0], [9.0]], "place 3 of 6 at 1, and 2 went on"),
+        ([5.0], [[4.0], [4.5], [7.0], [8.0], [9.0]], "place 3 of 6 at epoch 1, and 2 went on"),
         ([5.0], [[]], None),  # another that has not come so far
         ([5.0], [[5.0], [5.0]], None),  # equals
         ([1.0, 5.0], [[0.0, 0.0], [0.0, 0.0]], None),  # no rung
         ([9.0, 9.0, 2.0], [[1.0, 1.0, 3.0]], None),  # only what it is here counts
-        ([1.0, 1.0, 5.0], [[2.0, 2.0, 3.0], [3.0]], "place 2 of 2 at 3, and 1 went on"),
+        ([1.0, 1.0, 5.0], [[2.0, 2.0, 3.0], [3.0]], "place 2 of 2 at epoch 3, and 1 went on"),
         ([1.0] * 9, [[0.0] * 9] * 3, None),  # the end
-        ([None], [], "val_loss is no number at 1"),
-        ([math.nan], [[1e9]], "val_loss is no number at 1"),
-        ([-math.inf], [[1e9]], "val_loss is no number at 1"),
+        ([None], [], "val_loss is no number at epoch 1"),
+        ([math.nan], [[1e9]], "val_loss is no number at epoch 1"),
+        ([-math.inf], [[1e9]], "val_loss is no number at epoch 1"),
         ([5.0], [[None], [math.nan]], None),
     ],
 )
@@ -69,7 +69,7 @@ def test_an_evaluation_that_is_late_counts_for_the_rungs_before_it() -> None:
     worse = by_number(late, made(1, [9.0, 9.0, 9.0, 9.0]))
     assert Asha(LOSS, 9.0, 1.0, 3).verdict(late, worse) is None
     better_at_first = by_number(late, made(1, [1.0]))
-    assert Asha(LOSS, 9.0, 1.0, 3).verdict(late, better_at_first) == "place 2 of 2 at 1, and 1 went on"
+    assert Asha(LOSS, 9.0, 1.0, 3).verdict(late, better_at_first) == "place 2 of 2 at epoch 1, and 1 went on"
 
 
 def test_nothing_is_paused() -> None:

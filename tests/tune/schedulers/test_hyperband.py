@@ -66,7 +66,10 @@ def test_the_best_of_a_full_bracket_go_on(objective: Objective) -> None:
     moves = scheduler.moves(trials, expects_more=True)
     assert sorted(move.trial for move in moves if isinstance(move, Go)) == [1, 3, 5]
     reasons = {move.trial: move.reason for move in moves if isinstance(move, Stop)}
-    assert reasons[0] == "place 4 of 9 at 1, and 3 went on" and reasons[8] == "place 9 of 9 at 1, and 3 went on"
+    assert (
+        reasons[0] == "place 4 of 9 at epoch 1, and 3 went on"
+        and reasons[8] == "place 9 of 9 at epoch 1, and 3 went on"
+    )
 
 
 def test_nobody_is_judged_before_all_are_there() -> None:
@@ -137,7 +140,7 @@ def test_who_overshoots_a_rung_is_compared_all_the_same() -> None:
     search = MadeSearch(Hyperband(LOSS, 9.0, 1.0, 3), 17, 9, values(3), overshoot=lambda number: number % 5 / 100)
     assert all(trial.is_ended for trial in search.run().values())
     assert "done" in {search.trials[number].status for number in range(9)}
-    assert all("of 9 at 1" in t.reason for t in search.trials.values() if t.number < 9 and round(t.progress) == 1)
+    assert all("of 9 at epoch 1" in t.reason for t in search.trials.values() if t.number < 9 and round(t.progress) == 1)
 
 
 def test_rungs_closer_than_evaluations_hold_up_nobody() -> None:

@@ -52,7 +52,7 @@ def test_nobody_is_stopped_before_its_time() -> None:
 
 def test_why_is_told_in_numbers_of_the_metric() -> None:
     others: list[list[float | None]] = [[0.8], [0.9], [0.7]]
-    words = "its best by 1 is 0.5, and the median of 3 others is 0.8"
+    words = "its best at epoch 1 is 0.5, and the median of 3 others is 0.8"
     assert verdict([0.5], others, ACCURACY, 1.0) == words
     assert verdict([0.9], [[0.8], [0.85], [0.7]], LOSS, 1.0) == words.replace("0.5", "0.9")
 

@@ -7,7 +7,7 @@ pausing them, so that none is ever waited for.
 import math
 from dataclasses import dataclass
 
-from shoal.tune.schedulers.moves import Move, Trials
+from shoal.tune.schedulers.moves import Move, Trials, at
 from shoal.tune.trial import SAME, Objective, Trial
 
 
@@ -28,6 +28,7 @@ class Asha:
     length: float
     grace: float
     reduction: int
+    unit: str = "epochs"
 
     def until(self, trial: Trial) -> float | None:
         """Nowhere: who falls behind is stopped on the way."""
@@ -40,12 +41,12 @@ class Asha:
                 continue
             own = trial.loss_at(rung, self.objective)
             if not math.isfinite(own):
-                return f"{self.objective.metric} is no number at {rung:g}"
+                return f"{self.objective.metric} is no number {at(rung, self.unit)}"
             others = [other.loss_at(rung, self.objective) for other in trials.values() if other.at(rung) is not None]
             going_on = max(1, len(others) // self.reduction)
             place = 1 + sum(loss < own for loss in others)
             if place > going_on:
-                return f"place {place} of {len(others)} at {rung:g}, and {going_on} went on"
+                return f"place {place} of {len(others)} {at(rung, self.unit)}, and {going_on} went on"
         return None
 
     def moves(self, trials: Trials, expects_more: bool) -> list[Move]:

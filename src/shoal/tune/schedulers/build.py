@@ -20,6 +20,7 @@ def build_scheduler(
     section: TuneSection,
     objective: Objective,
     length: float,
+    unit: str,
     grace: float,
     interval: float,
     space: Space,
@@ -27,11 +28,11 @@ def build_scheduler(
 ) -> Scheduler:
     """By its name."""
     if section.scheduler == "asha":
-        return Asha(objective, length, grace, section.reduction)
+        return Asha(objective, length, grace, section.reduction, unit)
     if section.scheduler == "hyperband":
-        return Hyperband(objective, length, grace, section.reduction)
+        return Hyperband(objective, length, grace, section.reduction, unit)
     if section.scheduler == "median":
-        return Median(objective, grace)
+        return Median(objective, grace, unit)
     if section.scheduler in POPULATIONS:
         kind = Pbt if section.scheduler == "pbt" else Pb2
         return kind(

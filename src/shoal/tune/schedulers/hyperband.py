@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from shoal.tune.schedulers.moves import Go, Move, Stop, Trials
+from shoal.tune.schedulers.moves import Go, Move, Stop, Trials, at
 from shoal.tune.trial import SAME, Objective, Trial
 
 
@@ -27,6 +27,7 @@ class Hyperband:
     length: float
     grace: float
     reduction: int
+    unit: str = "epochs"
 
     @cached_property
     def shapes(self) -> list[Bracket]:
@@ -79,12 +80,11 @@ class Hyperband:
         ranked = sorted(there, key=lambda trial: (trial.loss_at(rung, self.objective), trial.number))
         going_on = max(1, len(ranked) // self.reduction)
         chosen = {trial.number for trial in ranked[:going_on]}
+        there_then = f"of {len(ranked)} {at(rung, self.unit)}, and {going_on} went on"
         return [
             Go(trial.number)
             if trial.number in chosen
-            else Stop(
-                trial.number, f"place {ranked.index(trial) + 1} of {len(ranked)} at {rung:g}, and {going_on} went on"
-            )
+            else Stop(trial.number, f"place {ranked.index(trial) + 1} {there_then}")
             for trial in paused
         ]
 

@@ -7,7 +7,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from shoal.tune.schedulers.moves import Move, Trials
+from shoal.tune.schedulers.moves import Move, Trials, at
 from shoal.tune.trial import SAME, Objective, Trial
 
 _FEWEST = 3
@@ -20,6 +20,7 @@ class Median:
 
     objective: Objective
     grace: float
+    unit: str = "epochs"
 
     def until(self, trial: Trial) -> float | None:
         """Nowhere."""
@@ -38,9 +39,8 @@ class Median:
         if best <= median:
             return None
         sign = 1 if self.objective.is_less_better else -1
-        return (
-            f"its best by {now:g} is {sign * best:.4g}, and the median of {len(averages)} others is {sign * median:.4g}"
-        )
+        others_then = f"the median of {len(averages)} others is {sign * median:.4g}"
+        return f"its best {at(now, self.unit)} is {sign * best:.4g}, and {others_then}"
 
     def _losses(self, trial: Trial, until: float) -> list[float]:
         results = [result for result in trial.results if result.progress <= until + SAME]

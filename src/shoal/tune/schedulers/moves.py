@@ -38,6 +38,11 @@ class Exploit:
 Move = Go | Stop | Exploit
 
 
+def at(progress: float, unit: str) -> str:
+    """`at epoch 3`, or `at step 300`."""
+    return f"at {unit.removesuffix('s')} {progress:g}"
+
+
 class Scheduler(Protocol):
     """Compares trials at equal progress."""
 
