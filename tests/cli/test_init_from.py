@@ -136,7 +136,7 @@ def two_runs(here: Path) -> None:
 
 WRONG: list[tuple[str, str, Callable[[Path], None] | None]] = [
     ("tiny.yaml --init-from nope.safetensors", "--init-from: nope.safetensors is neither a file nor a folder", None),
-    ("tiny.yaml --init-from twin", "2 runs begin so, give more of the name: twin-1, twin-2", two_runs),
+    ("tiny.yaml --init-from twin", "2 begin so, give more of the name: twin-1, twin-2", two_runs),
     ("tiny.yaml train.init_from=nope.safetensors", "train.init_from: nope.safetensors is neither", None),
     ("tiny.yaml train.init_from=3", "train.init_from: should be text", None),
     ("tiny.yaml train.init_from=''", "train.init_from", None),

@@ -217,7 +217,7 @@ def test_a_failed_run_is_shown_with_what_went_wrong(there: Path, capfd: Capture)
     ("command", "says"),
     [
         ("runs show tinny-20260101-aaaa", "did you mean tiny-20260101-aaaa?"),
-        ("runs show tiny", "2 runs begin so, give more of the name: tiny-20260101-aaaa, tiny-20260102-bbbb"),
+        ("runs show tiny", "2 begin so, give more of the name: tiny-20260101-aaaa, tiny-20260102-bbbb"),
         ("runs show zzzz", "see shoal runs list for the 3 in runs"),
         ("runs show runs", "holds no recipe.yaml"),
         ("runs compare tiny-20260101-aaaa zzzz", "run 'zzzz': not found"),

@@ -368,7 +368,7 @@ def test_a_worker_that_dies_while_the_run_is_stopped_leaves_what_was_saved(digit
         watch.stop_reason = "SIGINT"
         kill(0, 1)(watch)
 
-    run.watch.when_step(7, stop_and_kill)
+    run.watch.when(lambda name, fields: name == "save" and fields["step"] >= 6, stop_and_kill)
     summary = run()
     assert summary["status"] == "interrupted" and summary["step"] >= 6 and str(run.watch.run_dir) in summary["resume"]
     assert run.watch.names()[-2:] == ["failure", "interrupted"]

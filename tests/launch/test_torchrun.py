@@ -115,6 +115,9 @@ def test_torchrun_gives_the_weights_of_the_other_launchers_and_says_as_little(sl
 def test_a_killed_worker_is_started_again_and_nothing_is_lost(slow: Path, undisturbed: str) -> None:
     process = start(slow, "--launcher", "torchrun", "--workers", "2", *RECIPE)
     run_dir = wait_for_step(slow, 12, process)
+    while not (run_dir / "checkpoints" / "step-00000010").is_dir():  # which is written while training goes on
+        assert process.poll() is None, finish(process)
+        time.sleep(0.02)
     before = workers_of(run_dir)
     os.kill(before[1], signal.SIGKILL)
     out, err, status = finish(process)

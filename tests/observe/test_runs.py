@@ -211,7 +211,7 @@ def test_a_run_is_found_by_path_name_or_a_unique_beginning(here: Path, name: str
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("mnist", "2 runs begin so, give more of the name: mnist-20260101-aaaa, mnist-20260202-bbbb"),
+        ("mnist", "2 begin so, give more of the name: mnist-20260101-aaaa, mnist-20260202-bbbb"),
         ("minst-20260101-aaaa", "did you mean mnist-20260101-aaaa?"),
         ("zzz", "see shoal runs list for the 2 in runs"),
         ("folder", "holds no recipe.yaml"),

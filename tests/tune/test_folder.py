@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from shoal.core.errors import UserError
+from shoal.launch.run import check_is_new, new_run_dir
 from shoal.recipe.load import load_recipe
 from shoal.tune.folder import (
+    ROOT,
     SEARCH,
     SearchFolder,
-    check_is_new,
     find_search,
     is_search,
-    new_search_dir,
     read_setup,
     setup_tree,
 )
@@ -90,21 +90,21 @@ def test_where_there_are_no_searches_that_is_told(here: Path) -> None:
 
 
 def test_a_new_folder_is_named_by_recipe_date_and_chance(here: Path) -> None:
-    one, other = new_search_dir("digits"), new_search_dir("digits")
+    one, other = new_run_dir("digits", ROOT), new_run_dir("digits", ROOT)
     assert re.fullmatch(r"searches/digits-\d{8}-\d{6}-[0-9a-f]{4}", str(one)) and one.parent == other.parent
     assert not one.exists()
 
 
 def test_only_an_empty_folder_is_taken(here: Path) -> None:
-    check_is_new(here / "none")
-    check_is_new(here)
+    check_is_new(here / "none", "--search-dir")
+    check_is_new(here, "--search-dir")
     (here / "file").write_text("")
     with pytest.raises(UserError, match=r"^--search-dir: .*file is a file$"):
-        check_is_new(here / "file")
+        check_is_new(here / "file", "--search-dir")
     with pytest.raises(
         UserError, match=r"^--search-dir: .* is not empty; choose another, or go on there with --resume"
     ):
-        check_is_new(here)
+        check_is_new(here, "--search-dir")
 
 
 def test_a_folder_that_cannot_be_made_is_told(here: Path) -> None:
