@@ -60,8 +60,8 @@ def test_a_population_of_elastic_trials_goes_on_with_half_of_the_machines(here: 
 @pytest.mark.parametrize("cluster", [(3, 2)], indirect=True)
 def test_a_search_bears_whatever_is_killed(here: Path, cluster: DrillCluster, scheduler: str):
     """Workers, machines and the tuner at random; the same decisions and the same weights as of one left alone."""
-    write_slow(here, steps=60, checkpoint={"every_steps": 5})
-    own = {"none": [], "hyperband": ["tune.grace=6"], "pbt": ["tune.interval=20"]}[scheduler]
+    write_slow(here, steps=120, checkpoint={"every_steps": 5})
+    own = {"none": [], "hyperband": ["tune.grace=12"], "pbt": ["tune.interval=40"]}[scheduler]
     words = (
         *("slow.yaml", "space.yaml", "--trials", "12", "--workers", "2", "--scheduler", scheduler, *own, "--json"),
         *("--address", cluster.address),
@@ -69,28 +69,36 @@ def test_a_search_bears_whatever_is_killed(here: Path, cluster: DrillCluster, sc
     calm = summary_of(start(*words, "--search-dir", "calm", folder=here, environment=cluster.environment))
     process = start(*words, "--search-dir", "wild", folder=here, environment=cluster.environment)
     chance, killed = random.Random(scheduler), []
+    first = chance.sample(["worker", "machine", "tuner"], 3)
     while process.poll() is None:
-        time.sleep(chance.uniform(1.0, 4.0))
-        what = chance.choice(["worker", "worker", "machine", "tuner"])
-        if process.poll() is not None or killed.count(what) == 4:
+        time.sleep(chance.uniform(1.0, 3.0))
+        what = first[0] if first else chance.choice(["worker", "worker", "machine", "tuner"])
+        if process.poll() is not None or killed.count(what) == 5:
             continue
-        killed.append(what)
-        process = _kill(what, process, cluster, chance, here)
+        process, is_killed = _kill(what, process, cluster, chance, here)
+        if is_killed:
+            killed.append(what)
+            first = first[1:]
     wild = summary_of(process)
     assert {"worker", "machine", "tuner"} <= set(killed)
     assert what_came_of(wild) == what_came_of(calm)
     assert wild["best"]["config"] == calm["best"]["config"]
 
 
-def _kill(what: str, process: Any, cluster: DrillCluster, chance: random.Random, folder: Path) -> Any:
-    if what == "worker" and (pids := worker_pids(folder / "wild")):
-        os.kill(chance.choice(pids), signal.SIGKILL)
-    elif what == "machine":
+def _kill(what: str, process: Any, cluster: DrillCluster, chance: random.Random, folder: Path) -> tuple[Any, bool]:
+    """The process of the search from then on, and whether there was something to kill."""
+    if what == "machine":
         cluster.kill(chance.choice(cluster.nodes()))
         cluster.mend()
-    elif what == "tuner" and (folder / "wild" / "search.yaml").is_file():
+    elif what == "worker":
+        if not (pids := worker_pids(folder / "wild")):
+            return process, False
+        os.kill(chance.choice(pids), signal.SIGKILL)
+    else:
+        if not (folder / "wild" / "search.yaml").is_file():
+            return process, False
         process.kill()
         process.communicate()
         words = ("--resume", "wild", "--address", cluster.address, "--json")
-        return start(*words, folder=folder, environment=cluster.environment)
-    return process
+        process = start(*words, folder=folder, environment=cluster.environment)
+    return process, True
