@@ -35,6 +35,18 @@ _TROUBLE = """
     crew = crew_of(0.0, lambda crew: crew.members() or "could not start" in crew.waiting_for())
     print(crew.waiting_for())
 """
+_SHORT = """
+    crew = crew_of(0.0, lambda crew: len(crew.members()) == 2)
+    print(crew.is_short())
+    second = RayCrew(Size(1, 2), {"CPU": 1.0}, f"test-{os.getpid()}")
+    print(second.is_short())  # it may just be starting
+    time.sleep(4.5)
+    print(second.members(), second.is_short())
+    crew.close()
+    while not second.members():
+        time.sleep(0.05)
+    print(second.is_short())
+"""
 
 
 def told(script: str, folder: Path) -> list[str]:
@@ -62,3 +74,8 @@ def test_why_a_place_cannot_start_is_told_with_what_is_waited_for(tmp_path: Path
     (line,) = told(_TROUBLE, tmp_path)
     assert line.startswith("2 more workers of 1 CPU each; ") and "could not start: PermissionError: " in line
     assert str(nurseries) in line
+
+
+@pytest.mark.slow
+def test_places_for_which_there_is_no_room_are_told_from_those_that_start(tmp_path: Path) -> None:
+    assert told(_SHORT, tmp_path) == ["False", "False", "[] True", "False"]

@@ -334,6 +334,6 @@ def test_without_a_readable_checkpoint_nothing_is_thrown_away(here: Path) -> Non
         run(overrides, "digits", here / "r")
     assert sorted(path.name for path in folder.iterdir()) == names
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match=r"--resume: the checkpoints that this run saved are gone"):
+    with pytest.raises(UserError, match=r"--resume: the checkpoints that this run had are gone"):
         run(overrides, "digits", here / "r")
     assert (here / "r" / "metrics.jsonl").read_text() == metrics

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.tune.failures import too_many_failures
-from shoal.tune.trial import Status, Trial
+from shoal.tune.trial import Result, Status, Trial
 
 STATUS: dict[str, Status] = {"d": "done", "s": "stopped", "x": "failed", "n": "failed", "r": "running", "w": "waiting"}
 
@@ -59,12 +59,27 @@ def test_a_search_is_given_up_when_too_many_fail(letters: str, num_trials: int, 
     assert (too_many_failures(trials_of(letters[::-1]), num_trials, most) is not None) is gives_up
 
 
+def test_those_that_do_well_take_longer_and_count_all_the_same() -> None:
+    failed, running, paused = trials_of("xxxxx"), trials_of("rrrrr"), trials_of("rrrrr")
+    for trial in running:
+        trial.first_step_s = [1.0]
+    for trial in paused:
+        trial.status = "paused"
+        trial.results = [Result(1, 1.0, {"val_loss": 1.0})]
+    assert too_many_failures(failed, 40, 0.5) is not None
+    for well in (running, paused):
+        assert too_many_failures([*failed, *well], 40, 0.5) is None
+        assert too_many_failures([*failed, *well[:4]], 40, 0.5) is not None
+    # Those that have not come to a first step have shown nothing yet.
+    assert too_many_failures([*failed, *trials_of("rrrrr")], 40, 0.5) is not None
+
+
 def test_the_most_frequent_reason_is_told() -> None:
     trials = trials_of("xxxxd")
     for trial, reason in zip(trials, ["a", "b", "b", "c"], strict=False):
         trial.reason = reason
     assert too_many_failures(trials, 8, 0.5) == (
-        "4 of 5 trials that ended failed, which is more than tune.max_failed 0.5; the most frequent reason, 2 times: b"
+        "4 of 5 trials so far failed, which is more than tune.max_failed 0.5; the most frequent reason, 2 times: b"
     )
     assert too_many_failures(trials_of("nnnn"), 6, 0.5) == (
         "4 of 6 trials failed, which is more than tune.max_failed 0.5; the most frequent reason, 4 times: diverged"

@@ -1,9 +1,12 @@
 """Searches on a cluster of several machines, some of which are lost. Real nodes, real kills."""
 
+import itertools
 import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 from shoal.bench.drill_cluster import DrillCluster
-from tests.tune.searching import start, summary_of, what_came_of, worker_pids, write_slow
+from tests.tune.searching import journal, start, summary_of, what_came_of, worker_pids, write_slow
 
 
 @pytest.fixture
@@ -52,6 +55,43 @@ def test_a_population_of_elastic_trials_goes_on_with_half_of_the_machines(here: 
     after = [size for when, size in sizes(here / "s") if when > lost]
     assert after, "trials went on"
     assert min(after) == 1, "and without the half of them, some have one"
+
+
+_HOLDS = """
+import ray, sys, time
+
+@ray.remote(num_cpus=2)
+class Other:
+    def is_there(self):
+        return "holds"
+
+ray.init(sys.argv[1], log_to_driver=False)
+other = Other.remote()
+print(ray.get(other.is_there.remote()), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [(2, 2)], indirect=True)
+def test_where_others_use_half_of_the_cluster_a_search_does_with_the_rest(here: Path, cluster: DrillCluster):
+    """It asks for more places than it can have; whoever waits for one has it when another comes free, not later."""
+    write_slow(here, steps=60)
+    environment = dict(os.environ) | cluster.environment
+    words = [sys.executable, "-c", _HOLDS, cluster.address]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "holds\n"
+        process = start(
+            *("slow.yaml", "space.yaml", "--trials", "4", "--scheduler", "pbt", "--json"),
+            *("tune.interval=20", "--search-dir", "s", "--address", cluster.address),
+            folder=here,
+            environment=cluster.environment,
+        )
+        summary = summary_of(process)
+        other.kill()
+    assert summary["trials_by_status"] == {"done": 4}
+    times = [event["time"] for event in journal(here / "s")]
+    assert max(after - before for before, after in itertools.pairwise(times)) < 20
 
 
 @pytest.mark.slow

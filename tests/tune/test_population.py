@@ -130,7 +130,8 @@ def test_settings_that_do_not_go_together_are_not_taken(noisy: Path):
     )
 
 
-def test_an_heir_whose_folder_is_lost_does_not_begin_anew_in_silence(noisy: Path):
+@pytest.mark.parametrize("is_all_gone", [True, False])
+def test_an_heir_whose_folder_is_lost_does_not_begin_anew_in_silence(noisy: Path, is_all_gone: bool):
     settings = {"metric": "val_loss", "scheduler": "pbt", "trials": 4, "interval": 100}
     done = search(noisy / "s", {"optim.lr": "loguniform(0.01, 0.5)"}, RECIPE, **settings)
     heir = next(record for record in done["trials"] if record.get("lineage"))
@@ -138,8 +139,18 @@ def test_an_heir_whose_folder_is_lost_does_not_begin_anew_in_silence(noisy: Path
     lines = journal.read_text().splitlines(keepends=True)
     moves = next(place for place, line in enumerate(lines) if json.loads(line)["event"] == "moves")
     journal.write_text("".join(lines[: moves + 1]))
+    events = Path(heir["run_dir"]) / "events.jsonl"
+    adopted = events.read_text().splitlines(keepends=True)[0]
+    assert json.loads(adopted)["event"] == "adopted"
     shutil.rmtree(heir["run_dir"])
+    if is_all_gone:
+        says = "is gone, and with it the weights"
+    else:
+        says = "the checkpoints that this run had are gone"
+        Path(heir["run_dir"]).mkdir()
+        events.write_text(adopted)
+        (Path(heir["run_dir"]) / "recipe.yaml").write_text((noisy / "s" / "best.yaml").read_text())
     again = tune(resume=noisy / "s", progress="silent")
     lost = again["trials"][heir["trial"]]
-    assert lost["status"] == "failed" and "is gone, and with it the weights" in lost["reason"]
+    assert lost["status"] == "failed" and says in lost["reason"]
     assert again["trials_by_status"]["done"] == 3

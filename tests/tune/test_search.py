@@ -100,6 +100,29 @@ def test_too_many_failures_end_the_search_with_their_reason(failing: dict[str, A
     assert json.loads((here / "s" / "summary.json").read_text())["status"] == "failed"
 
 
+def test_a_search_that_has_failed_is_no_success_when_it_is_resumed(failing: dict[str, Any], here: Path):
+    for first in (True, False):
+        with pytest.raises(RunError, match=r"1 of 2 trials .* more than tune.max_failed 0.4.*no such thing"):
+            if first:
+                search(here / "s", {"task.args.how": "grid(well, raise)"}, failing, max_failed=0.4)
+            else:
+                tune(resume=here / "s", progress="silent")
+        assert json.loads((here / "s" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_searches_share_a_store(here: Path):
+    recipe = QUICK | {"checkpoint": {"upload_to": f"file://{here}/store"}}
+    for name in ("one", "two"):
+        summary = search(here / name, recipe=recipe, trials=2)
+        assert summary["trials_by_status"] == {"done": 2}
+        assert (
+            yaml.safe_load((here / name / "best.yaml").read_text())["checkpoint"]["upload_to"] == f"file://{here}/store"
+        )
+    assert sorted(path.relative_to(here / "store") for path in (here / "store").glob("*/*")) == [
+        Path(name) / number for name in ("one", "two") for number in ("0000", "0001")
+    ]
+
+
 def test_what_failed_is_tried_again_when_its_cause_is_mended(failing: dict[str, Any], here: Path):
     space = {"task.args.how": "grid(raise, well)"}
     first = search(here / "s", space, failing)

@@ -111,7 +111,7 @@ def test_the_launch_knows_where_to_pause_and_when_to_give_up(gang: type[FakeGang
     gang.may_end.set()
     found.join()
     how = gang.asked[1]
-    assert isinstance(how, Launch) and (how.pause_at, how.give_up_s, how.address) == (2.5, 60.0, "auto")
+    assert isinstance(how, Launch) and (how.pause_at, how.give_up_s, how.address) == (2.5, 120.0, "auto")
     assert how.stop() == "SIGINT", "the first reason counts"
     assert how.asked == {"address": "auto"}
 

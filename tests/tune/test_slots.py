@@ -11,6 +11,10 @@ class FakeCrew:
     def __init__(self, size: Size, per_worker: dict[str, float], nursery: str) -> None:
         self.size, self.per_worker, self.nursery = size, per_worker, nursery
         self.is_closed = False
+        self.lacks_room = False
+
+    def is_short(self) -> bool:
+        return self.lacks_room
 
     def close(self) -> None:
         assert not self.is_closed
@@ -95,10 +99,48 @@ def test_a_place_that_is_not_whole_is_given_up_and_none_is_asked_for_a_while(clu
     assert broken.crew.is_closed and slots.take(4) is None  # type: ignore[attr-defined]
     slots.give_back(kept)
     assert slots.take(4) is kept, "one that is there may be had meanwhile"
-    cluster.now += 9.9
+    cluster.now += 29.9
     assert slots.take(4) is None
     cluster.now += 0.2
-    assert slots.take(4) is not None
+    found = slots.take(4)
+    assert found is not None
+    slots.give_back(found, is_whole=False)
+    cluster.nodes.append({"CPU": 1.0})
+    cluster.now += 1.1
+    assert slots.take(4) is not None, "a cluster that has grown is asked at once"
+    slots.close()
+
+
+def test_a_place_that_nobody_uses_makes_room_for_one_that_lacks_it(cluster: Cluster) -> None:
+    slots = places(2)  # of the four, others use two: the second place waits for them
+    first, second = slots.take(4), slots.take(4)
+    assert first is not None and second is not None
+    second.crew.lacks_room = True  # type: ignore[attr-defined]
+    slots.trim()
+    assert not first.crew.is_closed, "it is in use"  # type: ignore[attr-defined]
+    slots.give_back(first)
+    assert first.crew.is_closed  # type: ignore[attr-defined]
+    second.crew.lacks_room = False  # type: ignore[attr-defined]
+    assert slots.take(4) is None, "no more than could be had is asked for"
+    slots.give_back(second)
+    assert slots.take(4) is second
+    cluster.now += 31
+    third = slots.take(4)
+    assert third is not None
+    slots.close()
+
+
+def test_no_more_is_given_up_than_is_lacking(cluster: Cluster) -> None:
+    slots = places()
+    taken = [slot for _ in range(4) if (slot := slots.take(4)) is not None]
+    taken[3].crew.lacks_room = True  # type: ignore[attr-defined]
+    for slot in taken[:3]:
+        slots.give_back(slot)
+    slots.trim()  # what was given up is not there at once
+    assert [slot.crew.is_closed for slot in taken] == [True, False, False, False]  # type: ignore[attr-defined]
+    cluster.now += 5.1
+    slots.trim()
+    assert [slot.crew.is_closed for slot in taken] == [True, True, False, False]  # type: ignore[attr-defined]
     slots.close()
 
 

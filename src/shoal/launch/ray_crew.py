@@ -191,6 +191,12 @@ class RayCrew:
         now = time.monotonic()
         return any(not member.node and now - member.asked < _COMING_S for member in self._members)
 
+    def is_short(self) -> bool:
+        """Whether places that the run needs are missing, for longer than those take for which there is room."""
+        missing = [member for member in self._members if not member.node]
+        is_late = all(time.monotonic() - member.asked >= _COMING_S for member in missing)
+        return len(self._members) - len(missing) < self._size.least and is_late
+
     def leaving(self) -> set[str]:
         """Machines that Ray drains."""
         now = time.monotonic()

@@ -42,7 +42,7 @@ def summarise(run: Training, origin: Origin, end: dict[str, Any], weights_sha256
         "run_dir": str(origin.run_dir),
         "status": status,
         "step": state.step,
-        "epoch": round(state.step / run.plan.steps_per_epoch, 4),
+        "epoch": round(state.step / run.plan.steps_per_epoch, 6),
         "metrics": dict(state.metrics),
         "weights_sha256": weights_sha256,
         "samples_per_s": round((state.samples - origin.samples_before) / max(stepping_s, 1e-9), 2),

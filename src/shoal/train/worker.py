@@ -234,9 +234,9 @@ def _restore(request: RunRequest, built: Built, folder: RunFolder, process: Proc
     on_first(group, lambda: _take_over(folder, request))
     remote = remote_of(request.run_dir.name, recipe.checkpoint) if recipe.checkpoint.upload_to else None
     restored = restore_newest(folder.checkpoints, built.unit, process, built.identity, recipe.train.seed, remote)
-    has_saved = any(event.get("event") == "save" for event in read_events(request.run_dir))
-    if restored.checkpoint is None and has_saved:
-        raise UserError(f"--resume: the checkpoints that this run saved are gone from {folder.checkpoints}")
+    had_some = any(event.get("event") in ("save", "adopted") for event in read_events(request.run_dir))
+    if restored.checkpoint is None and had_some:
+        raise UserError(f"--resume: the checkpoints that this run had are gone from {folder.checkpoints}")
     return restored
 
 

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from shoal.tune.trial import DIVERGED, Trial
 
 _ENOUGH = 5
-"""Trials that must have ended before their share counts: those after them would fail in the same way."""
+"""Trials that must have shown how they do before their share counts: those after them would fail in the same way."""
 
 
 def too_many_failures(trials: Sequence[Trial], num_trials: int, most: float) -> str | None:
     """Why to give up, or None.
 
-    Of errors, the share among the trials that have ended counts. That settings diverge is what a search is there to
-    find out, so of those the share among all trials that there will be does.
+    Of errors, the share among the trials that have trained counts, also of those that still do: errors end a trial at
+    once, and what goes well takes hours. That settings diverge is what a search is there to find out, so of those the
+    share among all trials that there will be does.
     """
-    ended = [trial for trial in trials if trial.is_ended]
-    failed = [trial for trial in ended if trial.status == "failed"]
+    failed = [trial for trial in trials if trial.status == "failed"]
     broken = [trial for trial in failed if trial.kind != DIVERGED]
-    if len(ended) >= min(num_trials, _ENOUGH) and len(broken) > most * len(ended):
-        found, share = broken, f"{len(broken)} of {len(ended)} trials that ended failed"
+    shown = [trial for trial in trials if trial.is_ended or trial.results or trial.first_step_s]
+    if len(shown) >= min(num_trials, _ENOUGH) and len(broken) > most * len(shown):
+        found, share = broken, f"{len(broken)} of {len(shown)} trials so far failed"
     elif len(failed) > most * num_trials:
         found, share = failed, f"{len(failed)} of {num_trials} trials failed"
     else:

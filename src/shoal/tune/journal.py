@@ -24,6 +24,8 @@ class Journal:
         self.path = folder / NAME
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._cut_torn_line()
+        self._refusal: RunError | None = None
+        """Why a line could not be written. What would come after it does not follow from what is there."""
 
     def read(self) -> list[dict[str, Any]]:
         """All events so far."""
@@ -31,6 +33,8 @@ class Journal:
 
     def add(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write down what happens; the event, as it would be read back."""
+        if self._refusal is not None:
+            raise self._refusal
         record = {"time": round(time.time(), 3), "event": event, **fields}
         line = to_json_line(record).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
@@ -42,9 +46,9 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)
             # What is not written down is not decided: the search ends here, and goes on when there is room.
-            raise RunError(
-                f"{self.path} cannot be written: {error.strerror}; make room, then resume the search"
-            ) from error
+            words = f"{self.path} cannot be written: {error.strerror}; make room, then resume the search"
+            self._refusal = RunError(words)
+            raise self._refusal from error
         applied: dict[str, Any] = json.loads(line)
         return applied
 

@@ -6,10 +6,11 @@ search that is killed at any moment goes on from its journal.
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from shoal.core.errors import UserError
+from shoal.core.errors import RunError, UserError
 from shoal.core.section import one_of
 from shoal.observe.records import Report
 from shoal.observe.runs import read_metrics
@@ -23,7 +24,7 @@ from shoal.tune.segment import Message, Segment
 from shoal.tune.setup import Setup
 from shoal.tune.slots import Slot, Slots
 from shoal.tune.starting import prepared_run, prune
-from shoal.tune.trial import SAME, Trial, apply, fold
+from shoal.tune.trial import SAME, Result, Trial, apply, fold
 from shoal.tune.watching import View
 
 _LOOK_EVERY_S = 0.5
@@ -88,11 +89,21 @@ class Search:
                 self._view.show(self)
                 self._take_messages()
         finally:
-            for segment in self.segments.values():
-                segment.stop("SIGTERM")
-            while self.segments:
-                self._take_messages()
+            self._end_all()
             self._view.show(self)
+
+    def _end_all(self) -> None:
+        """Have all trials save and end, and wait for that, also where it can no longer be written down."""
+        for segment in self.segments.values():
+            segment.stop("SIGTERM")
+        refused: RunError | None = None
+        while self.segments:
+            try:
+                self._take_messages()
+            except RunError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     @property
     def expects_more(self) -> bool:
@@ -112,7 +123,8 @@ class Search:
             return bool(self.segments)
         self._decide()
         self._slots.trim()
-        self._start_some()
+        while self._start_some():  # some ended before they could start, which others may have waited for
+            self._decide()
         if self.segments:
             self._idle_since = None
             return True
@@ -141,10 +153,12 @@ class Search:
         """What the scheduler says of trials that are paused, or were to be stopped when the search was."""
         for trial in [trial for trial in self.trials.values() if trial.status == "waiting" and trial.stop is not None]:
             self._note("ended", trial=trial.number, status=STOPPED, reason=trial.stop)
-        moves = self._scheduler.moves(self.trials, self.expects_more)
-        # Those who take over do so before anybody goes on: one event tells of all.
-        if made := [record for move in moves if (record := self._prepare(move)) is not None]:
+        # Those who take over do so before anybody goes on: one event tells of all. Others may have waited for them.
+        while made := self._prepare_all(self._scheduler.moves(self.trials, self.expects_more)):
             self._note("moves", moves=made)
+
+    def _prepare_all(self, moves: Sequence[Move]) -> list[dict[str, Any]]:
+        return [record for move in moves if (record := self._prepare(move)) is not None]
 
     def _prepare(self, move: Move) -> dict[str, Any] | None:
         """Do what must be done before a move is written down; the move as it is written, if it is made."""
@@ -164,20 +178,23 @@ class Search:
         except DamagedError as error:  # the others need not suffer for that
             self._view.note(f"trial {trial.number} does not take over: {error}")
             return {"move": "go", "trial": trial.number} if trial.status == "paused" else None
-        return {"move": "exploit", "trial": move.trial, "from": move.donor, "progress": move.progress, "config": config}
+        taken = {"from": move.donor, "progress": donor.progress, "config": config}
+        return {"move": "exploit", "trial": move.trial, **taken}
 
     # Trials that start
 
-    def _start_some(self) -> None:
-        """Give places to trials: those that have begun first, then new ones."""
+    def _start_some(self) -> bool:
+        """Give places to trials: those that have begun first, then new ones. Whether any ended at once instead."""
+        some_ended = False
         while True:
             waiting = [trial for trial in self.trials.values() if trial.status == "waiting"]
             left = len(waiting) + self.setup.num_trials - len(self.trials)
             if not left or (slot := self._slots.take(left + len(self.segments))) is None:
-                return
+                return some_ended
             trial = min(waiting, key=lambda trial: (trial.starts == 0, trial.number), default=None) or self._propose()
             if not self._start(trial, slot):
                 self._slots.give_back(slot)
+                some_ended = True
 
     def _propose(self) -> Trial:
         number = len(self.trials)
@@ -224,6 +241,8 @@ class Search:
             self._note("first_step", trial=trial.number, **message.fields)
         elif message.what == "note":
             self._note("note", trial=trial.number, name=message.fields["name"], fields=message.fields["fields"])
+            if message.fields["name"] == "restart":
+                self._catch_up(trial)  # what it wrote down, and was killed before anybody heard it
         else:
             self._take_end(trial, message.fields)
 
@@ -248,10 +267,10 @@ class Search:
         before = trial.results[-1].metrics if trial.results else {}
         known = {name: before[name] for name in names if name in before}
         progress = round(epoch, 6) if self.setup.unit == "epochs" else float(step)
-        fields = {"trial": trial.number, "step": step, "progress": progress, "metrics": known | metrics}
-        apply(self.trials, {"event": "result", **fields})
-        trial.stop = self._scheduler.verdict(trial, self.trials)
-        self._write("result", **fields, stop=trial.stop)
+        # As it would be: nothing is so before it is written down.
+        then = replace(trial, results=[*trial.results, Result(step, progress, known | metrics)])
+        stop = self._scheduler.verdict(then, {**self.trials, trial.number: then})
+        self._note("result", trial=trial.number, step=step, progress=progress, metrics=known | metrics, stop=stop)
 
     def _catch_up(self, trial: Trial) -> None:
         """What a trial has written to its folder, and nobody has heard; not beyond where it is to pause."""

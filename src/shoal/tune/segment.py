@@ -13,7 +13,7 @@ from shoal.observe.records import Report
 from shoal.tune.slots import Slot
 from shoal.tune.trial import DIVERGED
 
-_GIVE_UP_S = 60.0
+_GIVE_UP_S = 120.0
 """A trial whose place is not whole for so long lets others have it."""
 
 

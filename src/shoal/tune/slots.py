@@ -12,8 +12,10 @@ from shoal.launch.policy import Size, missing_resources, num_fitting
 from shoal.launch.ray_crew import RayCrew, alive_nodes, can_grow
 
 _LOOK_EVERY_S = 1.0
-_AGAIN_S = 10.0
-"""After a place could not be had, no other is asked for so long."""
+_RELIEF_S = 5.0
+"""Whoever lacks room has what was given up for it within so long."""
+_AGAIN_S = 30.0
+"""After a place could not be had, no other is asked for so long, unless the cluster has grown."""
 
 
 @dataclass
@@ -36,7 +38,9 @@ class Slots:
         self._slots: list[Slot] = []
         self._looked = 0.0
         self._fitting = 0
-        self._refused = -_AGAIN_S
+        self._refused: tuple[float, int] | None = None
+        """When a place could last not be had, and how many workers the cluster had room for then."""
+        self._relieved = 0.0
 
     @property
     def limit(self) -> int:
@@ -65,7 +69,7 @@ class Slots:
                 slot.is_busy = True
                 return slot
             self._close(slot)  # what is asked for instead may need its room
-        if len(self._slots) >= self.limit or time.monotonic() - self._refused < _AGAIN_S:
+        if len(self._slots) >= self.limit or self._is_full():
             return None
         slot = Slot(RayCrew(size, self._per_worker, self._nursery), size, is_busy=True)
         self._slots.append(slot)
@@ -77,6 +81,13 @@ class Slots:
         share = self._fitting // at_a_time
         return Size(self._size.least, min(max(share, self._size.least), self._size.most))
 
+    def _is_full(self) -> bool:
+        """Whether a place could not be had a moment ago: others use the cluster too."""
+        if self._refused is None:
+            return False
+        when, fitting = self._refused
+        return time.monotonic() - when < _AGAIN_S and self._fitting <= fitting
+
     def _close(self, slot: Slot) -> None:
         self._slots.remove(slot)
         slot.crew.close()
@@ -85,16 +96,25 @@ class Slots:
         """A trial needs it no more; `is_whole`: whether another may have it as it is."""
         slot.is_busy = False
         if not is_whole:
-            self._refused = time.monotonic()
-        if not is_whole:
+            self._refused = time.monotonic(), self._fitting
             self._close(slot)
         self.trim()
 
     def trim(self) -> None:
-        """Close places that nobody uses, where machines have gone: others lack what they hold."""
-        for slot in [slot for slot in self._slots if not slot.is_busy]:
+        """Close places that nobody uses, where others lack what they hold."""
+        idle = [slot for slot in self._slots if not slot.is_busy]
+        for slot in list(idle):
             held = sum(slot.size.most for slot in self._slots)
             if len(self._slots) > self.limit or held > max(self._fitting, self.limit * self._size.least):
+                self._close(slot)
+                idle.remove(slot)
+        now = time.monotonic()
+        if not idle or now - self._relieved < _RELIEF_S:
+            return
+        short = [slot for slot in self._slots if slot.is_busy and slot.crew.is_short()]
+        if short:
+            self._relieved, self._refused = now, (now, self._fitting)
+            for slot in idle[: len(short)]:
                 self._close(slot)
 
     def close(self) -> None:

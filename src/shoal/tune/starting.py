@@ -10,7 +10,7 @@ from shoal.core.errors import UserError
 from shoal.launch.run import Prepared
 from shoal.observe.runs import is_locked, read_run
 from shoal.tune.setup import Setup
-from shoal.tune.trial import DIVERGED, Trial
+from shoal.tune.trial import Trial
 
 _FREED_WITHIN_S = 60.0
 """How long a folder may stay locked by workers of a tuner that was killed."""
@@ -33,12 +33,14 @@ def prepared_run(setup: Setup, trial: Trial, run_dir: Path, extra: Mapping[str, 
 
 
 def prune(trials: Mapping[int, Trial], setup: Setup, folder: Path) -> None:
-    """Delete the checkpoints of trials that have ended and are not among the best, where that was asked for."""
+    """Where that was asked for, delete the checkpoints of trials that have ended, and of what trials were before they
+    took over another's weights, but for the best."""
     keep = setup.section.keep_checkpoints
     if keep is None or len(setup.objectives) > 1:
         return
     objective = setup.objective
-    ended = [trial for trial in trials.values() if trial.is_ended and trial.kind != DIVERGED]
-    ranked = sorted(ended, key=lambda trial: (objective.loss(trial.value(objective)), trial.number))
-    for trial in ranked[keep:]:
-        shutil.rmtree(folder / "trials" / trial.name / "checkpoints", ignore_errors=True)
+    # Trials that have failed may be started again, and need theirs for that.
+    over = [life for trial in trials.values() for life in trial.lives() if life.status in ("done", "stopped")]
+    ranked = sorted(over, key=lambda life: (objective.loss(life.value(objective)), life.number))
+    for life in ranked[keep:]:
+        shutil.rmtree(folder / "trials" / life.name / "checkpoints", ignore_errors=True)

@@ -21,6 +21,7 @@ from shoal.launch.room import size_of_worker
 from shoal.launch.run import Launch
 from shoal.observe.console import SilentConsole
 from shoal.recipe.schema import ClusterSection
+from shoal.tune.failures import too_many_failures
 from shoal.tune.folder import SearchFolder, is_search, read_setup
 from shoal.tune.journal import Journal, read_journal
 from shoal.tune.page import write_search_page
@@ -96,8 +97,10 @@ def _finished(setup: Setup, folder: SearchFolder, journal: Journal, how: TuneLau
         return None
     if how.retry_failed and any(trial.status == "failed" for trial in trials.values()):
         return None
-    how.view.note(f"{folder.path} is already done; to search on, raise --trials")
-    return _conclude(trials, setup, folder, None, how)
+    failure = too_many_failures(list(trials.values()), setup.num_trials, setup.section.max_failed)
+    if failure is None:
+        how.view.note(f"{folder.path} is already done; to search on, raise --trials")
+    return _conclude(trials, setup, folder, failure, how)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _search_on_ray(
         on_first_step=lambda: how.enter("training"),
         on_ended=_NowAndThen(how),
         address=how.address,
-        extra=tracking.fields,
+        extra=tracking.fields | _own_store(setup, folder),
         retry_failed=how.retry_failed,
     )
     try:
@@ -173,6 +176,12 @@ def _search_on_ray(
         summary = _conclude(search.trials, setup, folder, search.failure, how)
         tracking.end(search.trials, summary)
     return summary
+
+
+def _own_store(setup: Setup, folder: SearchFolder) -> dict[str, Any]:
+    """Where trials upload their checkpoints: runs of all searches have the same names."""
+    store = setup.base.tree()["checkpoint"]["upload_to"]
+    return {"checkpoint.upload_to": f"{store.rstrip('/')}/{folder.path.name}"} if store else {}
 
 
 class _NowAndThen:
@@ -234,7 +243,8 @@ def write_again(path: Path, target: Path | None = None) -> Path:
     setup, events = read_setup(path, {}), read_journal(path)
     trials = fold(events)
     wall_s = events[-1]["time"] - events[0]["time"] if events else 0.0
-    status = "done" if is_over(trials, setup) else "running"
+    has_failed = too_many_failures(list(trials.values()), setup.num_trials, setup.section.max_failed) is not None
+    status = "failed" if has_failed else "done" if is_over(trials, setup) else "running"
     summary = summarise(trials, setup, path.absolute(), status, wall_s)
     return write_search_page(trials, setup, path.absolute(), summary, target)
 

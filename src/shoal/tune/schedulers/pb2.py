@@ -69,7 +69,7 @@ class Pb2(Pbt):
     def _gains(self, since: float, results: list[Result]) -> Iterator[tuple[int, float]]:
         """Intervals from `since` on, and how much better each made it."""
         trained = Trial(0, {}, results=results)
-        first, last = round(since / self.interval), int((trained.progress + SAME) / self.interval)
+        first, last = (int((at + SAME) / self.interval) for at in (since, trained.progress))
         for index in range(max(first, 1), last):
             before, after = (trained.loss_at(at * self.interval, self.objective) for at in (index, index + 1))
             if math.isfinite(before) and math.isfinite(after):

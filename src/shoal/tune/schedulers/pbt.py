@@ -51,7 +51,10 @@ class Pbt:
             return []
         diverged = [trial for trial in trials.values() if trial.status == "failed" and trial.kind == DIVERGED]
         # Where batches do not divide an epoch, trials pause a little later, each elsewhere.
-        here = math.floor((min(trial.progress for trial in paused) + SAME) / self.interval) * self.interval
+        passed = {trial.number: math.floor((trial.progress + SAME) / self.interval) for trial in paused}
+        if behind := [trial for trial in paused if passed[trial.number] < max(passed.values())]:
+            return [Go(trial.number) for trial in behind]  # they failed and were started again
+        here = passed[paused[0].number] * self.interval
         ranked = sorted(paused, key=lambda trial: (trial.loss_at(here, self.objective), trial.number))
         share = max(1, int(self.quantile * (len(paused) + len(diverged)) + 1e-9))
         donors = [trial for trial in ranked[:share] if math.isfinite(trial.loss_at(here, self.objective))]
