@@ -191,6 +191,17 @@ def test_a_share_is_handed_on_as_long_as_it_is_the_same(cluster: Cluster) -> Non
     slots.close()
 
 
+def test_a_share_that_is_too_small_or_large_is_better_than_none(cluster: Cluster) -> None:
+    cluster.nodes = [{"CPU": 8.0}]
+    slots = places(1, 4)
+    first, second = slots.take(4), slots.take(4)
+    assert first is not None and second is not None
+    slots.give_back(second, is_whole=False)  # others use the cluster too
+    slots.give_back(first)
+    assert slots.take(1) is first
+    slots.close()
+
+
 def test_places_that_nobody_uses_do_not_keep_what_others_lack(cluster: Cluster) -> None:
     cluster.nodes = [{"CPU": 8.0}]
     slots = places(1, 2)

@@ -63,13 +63,13 @@ class Slots:
 
         `wanted`: how many trials there are to run beside each other, which share what there is.
         """
-        size = self._share(wanted)
+        size, is_full = self._share(wanted), self._is_full()
         for slot in [slot for slot in self._slots if not slot.is_busy]:
-            if slot.size == size:
+            if slot.size == size or is_full:
                 slot.is_busy = True
                 return slot
             self._close(slot)  # what is asked for instead may need its room
-        if len(self._slots) >= self.limit or self._is_full():
+        if is_full or len(self._slots) >= self.limit:
             return None
         slot = Slot(RayCrew(size, self._per_worker, self._nursery), size, is_busy=True)
         self._slots.append(slot)
