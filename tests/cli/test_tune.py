@@ -29,6 +29,9 @@ def files(here: Path) -> Path:
     (here / "wrong.yaml").write_text("optim.lrr: loguniform(1e-4, 1e-1)\n")
     (here / "broken.yaml").write_text("optim.lr: loguniform(1e-4\n  x: [\n")
     (here / "grid.yaml").write_text("optim.lr: grid(0.1, 0.2)\nmodel.dropout: grid(0.0, 0.1)\n")
+    (here / "list.yaml").write_text("- optim.lr\n")
+    (here / "empty.yaml").write_text("")
+    (here / "letters.yaml").write_text("optim.lr: uniform(a, b)\n")
     (here / "full").mkdir()
     (here / "full" / "file").write_text("")
     return here
@@ -52,6 +55,15 @@ def told(files: Path, words: str, capfd: Capture) -> str:
         ("", "SPACE: is missing; give a file with lines like optim.lr: loguniform("),
         ("digits", "SPACE: is missing;"),
         ("tiny.yaml optim.lr=3", "RECIPE: give a recipe and a space; there is only 'tiny.yaml'"),
+        ("tiny.yaml space.yaml tiny.yaml", "SPACE: 'space.yaml' is one, and comes last; 'tiny.yaml' after"),
+        ("tiny.yaml space.yaml train.epochs", "SPACE: 'space.yaml' is one, and comes last; 'train.epochs' after it"),
+        ("digits digits", "SPACE: is missing: 'digits' is a recipe"),
+        ("tiny.yaml space.yaml optim.lr=0.1", "optim.lr: is searched over, and also set to one value"),
+        ("tiny.yaml space.yaml --retry-failed", "--retry-failed: goes with --resume SEARCH"),
+        ("tiny.yaml space.yaml --search-dir s3://b/x", "--search-dir: 's3://b/x' is no folder"),
+        ("tiny.yaml list.yaml", "space list.yaml: should be lines such as optim.lr: loguniform(1e-5"),
+        ("tiny.yaml empty.yaml", "space empty.yaml: is empty; write lines such as optim.lr: loguniform("),
+        ("tiny.yaml letters.yaml", "space: optim.lr: uniform takes two numbers.* (given: uniform(a, b))"),
         ("space.yaml", "write: shoal tune digits space.yaml"),
         ("digts space.yaml", "recipe 'digts': neither a file here nor a recipe .*did you mean digits?"),
         ("none.yaml space.yaml", "recipe 'none.yaml'"),
@@ -74,14 +86,14 @@ def told(files: Path, words: str, capfd: Capture) -> str:
         ("tiny.yaml space.yaml tune.unknown=1", "tune.unknown: unknown key; allowed: "),
         ("tiny.yaml space.yaml tune.trails=3", "tune.trails: unknown key; .*did you mean trials?"),
         ("tiny.yaml space.yaml --search grid", "space: optim.lr: loguniform(0.0001, 0.1) has no end of values"),
-        ("tiny.yaml space.yaml --search-dir full", "--search-dir: full is not empty; choose another, or go on there"),
+        ("tiny.yaml space.yaml --search-dir full", "--search-dir: full is not empty; choose another"),
         ("tiny.yaml space.yaml --search-dir tiny.yaml", "--search-dir: tiny.yaml is a file"),
         ("tiny.yaml space.yaml --workers 2:1", "--workers: '2:1' begins with the larger number"),
         ("tiny.yaml space.yaml cluster.cpus_per_worker=999", "cluster.cpus_per_worker: .* 999 CPU and this machine"),
         ("tiny.yaml space.yaml --address http://x:8265", "--address: 'http://x:8265' should be"),
         ("--resume none", "search 'none': not found; no searches in "),
-        ("tiny.yaml space.yaml --resume none", "--resume: takes recipe and space of the search it resumes; leave out"),
-        ("optim.lr=1 --resume none", "--resume: takes recipe and space of the search it resumes; leave out"),
+        ("tiny.yaml space.yaml --resume none", "--resume: goes on with the recipe and the space of that search"),
+        ("optim.lr=1 --resume none", "--resume: goes on with the recipe and the space of that search"),
         ("--resume none --search-dir x", "--search-dir: the search goes on in its own folder; leave this out"),
     ],
 )  # fmt: skip
@@ -161,6 +173,14 @@ def test_help_explains_and_loads_nothing_heavy(here: Path) -> None:
     words = ("--trials", "--scheduler", "asha|hyperband", "--search", "--metric", "--resume", "--json", "--dry-run")
     assert all(word in ended.stdout for word in words) and "shoal tune digits space.yaml" in ended.stdout
     assert list(here.iterdir()) == []
+
+
+def test_what_no_trial_can_start_without_is_told_once_and_nothing_is_left(files: Path, capfd: Capture) -> None:
+    (files / "other.yaml").write_text("task: gone_task:Task\ntrain: {epochs: 1, global_batch: 8}\n")
+    assert run(["tune", "other.yaml", "space.yaml", "--metric", "val_loss", "--search-dir", "s"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("error: ") == 1 and "error: task.name: no module named 'gone_task'" in err
+    assert not (files / "s").exists()
 
 
 def test_ctrl_c_saves_and_the_printed_command_goes_on_to_the_same_end(

@@ -30,6 +30,14 @@ def test_a_signal_asks_to_stop_and_says_so(number: signal.Signals, capfd: pytest
     assert f"{number.name}: saving after this step; once more to stop at once" in capfd.readouterr().err
 
 
+def test_a_display_that_tells_of_it_is_not_torn_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    with Interrupts() as stop:
+        stop.tell_elsewhere()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop() == "SIGINT"
+    assert capfd.readouterr() == ("", "")
+
+
 def test_before_the_first_step_nothing_is_promised_to_be_saved(capfd: pytest.CaptureFixture[str]) -> None:
     with Interrupts() as stop:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -63,8 +63,9 @@ def test_preparing_writes_nothing(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"sources": [TINY], "run_dir": "full"}, "--run-dir: full is not empty; .*--resume full"),
+        ({"sources": [TINY], "run_dir": "full"}, "--run-dir: full is not empty; choose another$"),
         ({"sources": [TINY], "run_dir": "full/file"}, "--run-dir: full/file is a file"),
+        ({"sources": [TINY], "run_dir": "s3://b/x"}, "--run-dir: 's3://b/x' is no folder; to upload to a store"),
         ({"sources": [TINY], "resume": "full"}, "--resume: .*leave out the recipe"),
         ({"run_dir": "new", "resume": "full"}, "--run-dir: .*leave this out with --resume"),
         ({"resume": "full"}, "run 'full': this folder holds no recipe.yaml"),

@@ -24,6 +24,11 @@ KEPT = {"step": 3, "metrics": {"val_loss": 1.0}, "weights_sha256": "ab"}
             None,
             ("ended", {"status": "failed", "kind": "exception", "reason": "ValueError", "traceback": "Traceback"}),
         ),
+        (
+            {"status": "failed", "kind": "exception", "reason": "the disk\n with the data\tis gone"},  # a line a trial
+            None,
+            ("ended", {"status": "failed", "kind": "exception", "reason": "the disk with the data is gone"}),
+        ),
         ({"status": "interrupted", "ended_by": "pause", "summary": SUMMARY}, None, ("paused", {})),
         (
             {"status": "interrupted", "ended_by": "stopped", "summary": SUMMARY},

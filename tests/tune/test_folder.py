@@ -101,9 +101,10 @@ def test_only_an_empty_folder_is_taken(here: Path) -> None:
     (here / "file").write_text("")
     with pytest.raises(UserError, match=r"^--search-dir: .*file is a file$"):
         check_is_new(here / "file", "--search-dir")
-    with pytest.raises(
-        UserError, match=r"^--search-dir: .* is not empty; choose another, or go on there with --resume"
-    ):
+    with pytest.raises(UserError, match=r"^--search-dir: .* is not empty; choose another$"):
+        check_is_new(here, "--search-dir")
+    (here / SEARCH).write_text("")
+    with pytest.raises(UserError, match=r"is not empty; choose another, or go on there with --resume"):
         check_is_new(here, "--search-dir")
 
 

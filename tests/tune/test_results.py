@@ -20,6 +20,7 @@ from shoal.tune.results import (
     importance,
     pareto_front,
     saved_share,
+    searched_s,
     summarise,
     trial_record,
     trials_csv,
@@ -221,3 +222,14 @@ def test_a_trial_that_failed_is_the_best_only_of_those_that_failed() -> None:
     done = Trial(1, {}, "done", [Result(1, 1.0, {"val_loss": 0.2})])
     assert best_trial(by_number(failed, done), LOSS) is done
     assert best_trial(by_number(failed), LOSS) is failed
+
+
+def test_a_search_takes_as_long_as_somebody_searches() -> None:
+    events = [
+        {"event": "start", "time": 102.0, "began": 100.0},
+        {"event": "ended", "time": 110.0},
+        {"event": "start", "time": 1003.0, "began": 1000.0},  # after it was killed, and left alone for a while
+        {"event": "ended", "time": 1005.5},
+    ]
+    assert searched_s(events) == 15.5 and searched_s(events[:2]) == 10.0 and searched_s([]) == 0.0
+    assert searched_s([*events, {"event": "start", "time": 2001.0}]) == 15.5

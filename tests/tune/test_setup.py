@@ -87,7 +87,6 @@ def test_a_field_is_tried_where_its_condition_holds() -> None:
         ("val_perplexity", "tune.metric: 'val_perplexity' is not reported"),
         ("accuracy", "tune.metric: 'accuracy' is reported as val_accuracy; write that"),
         ("acc:max", "tune.metric: 'acc' is not reported by task image_classification; allowed: goodput,"),
-        ("goodput", "tune.metric: 'goodput' does not tell which way is better; write goodput:min or goodput:max"),
         ("val_loss:less", "tune.metric: is not understood (given: "),
         ("", "tune.metric: is not understood (given: "),
     ],
@@ -186,8 +185,8 @@ def test_a_population_needs_something_to_change_and_somebody_to_learn_from(sched
         ({"optim.lr": "choice(0.1, 0.2)"}, {}, "random", 16),
         ({"optim.lr": "choice(0.1, 0.2)"}, {"search": "grid"}, "grid", 2),
         ({"optim.lr": "grid(0.1, 0.2)", "model.dropout": "uniform(0, 0.5)"}, {}, "random", 16),
-        (LR | {"first": [{"optim.lr": 1e-3}] * 20}, {}, "random", 20),
-        (LR | {"first": [{"optim.lr": 1e-3}] * 3}, {"trials": 2}, "random", 3),
+        (LR | {"first": [{"optim.lr": 1e-4 * n} for n in range(1, 21)]}, {}, "random", 20),
+        (LR | {"first": [{"optim.lr": 1e-3}, {"optim.lr": 1e-4}]}, {"trials": 2}, "random", 2),
         (
             {"optim.name": "grid(adamw, sgd)", "optim.momentum": "grid(0.1, 0.5, 0.9) if optim.name == sgd"},
             {},
@@ -199,6 +198,18 @@ def test_a_population_needs_something_to_change_and_somebody_to_learn_from(sched
 def test_what_is_left_open_is_filled(space: dict[str, Any], settings: dict[str, Any], search: str, trials: int) -> None:
     setup = made_setup(space, **settings)
     assert (setup.section.search, setup.num_trials) == (search, trials)
+
+
+def test_no_more_points_are_tried_first_than_there_are_trials() -> None:
+    told = refused(LR | {"first": [{"optim.lr": 1e-3}, {"optim.lr": 1e-4}]}, trials=1)
+    assert told == "tune.trials: 1 is fewer than the 2 points of first; raise it"
+    told = refused(LR | {"first": [{"optim.lr": 1e-3}, {}, {"optim.lr": 0.001}]})
+    assert told == "space: first[2]: is the same as first[0]; give each point once"
+
+
+@pytest.mark.parametrize(("metric", "is_less"), [("goodput", False), ("time_to_first_step_s", True)])
+def test_which_way_its_own_metrics_are_better_is_known(metric: str, is_less: bool) -> None:
+    assert made_setup(metric=[metric]).objective == Objective(metric, is_less)
 
 
 def test_a_grid_that_cannot_be_is_told() -> None:

@@ -223,5 +223,5 @@ def test_a_trial_that_has_done_nothing() -> None:
 
 
 def test_a_journal_that_does_not_hang_together_is_refused_with_its_line() -> None:
-    with pytest.raises(UserError, match="line 2 of the journal does not follow"):
+    with pytest.raises(UserError, match="line 2 does not follow"):
         fold([{"event": "start"}, {"event": "run", "trial": 0, "until": None}])

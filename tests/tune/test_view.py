@@ -45,13 +45,16 @@ def setup() -> Setup:
     return make_setup()
 
 
-def make_setup(space: dict[str, str] = SPACE, overrides: Any = (), **settings: Any) -> Setup:
-    return set_up(["digits"], ["train.epochs=4", "checkpoint.metric=val_loss", *overrides], space, settings)
+def make_setup(space: dict[str, str] = SPACE, overrides: Any = (), epochs: int | None = 4, **settings: Any) -> Setup:
+    length = [] if epochs is None else [f"train.epochs={epochs}"]
+    return set_up(["digits"], [*length, "checkpoint.metric=val_loss", *overrides], space, settings)
 
 
 def search_of(setup: Setup, *trials: Trial, segments: dict[int, Any] | None = None) -> "Search":
     """As much of a search as is shown."""
-    return cast("Search", SimpleNamespace(setup=setup, trials=by_number(*trials), segments=segments or {}))
+    return cast(
+        "Search", SimpleNamespace(setup=setup, trials=by_number(*trials), segments=segments or {}, stopped_by=None)
+    )
 
 
 def drawn(search: "Search", width: int = 140) -> list[str]:
@@ -75,9 +78,9 @@ def drawn(search: "Search", width: int = 140) -> list[str]:
         ({"event": "first_step", "trial": 3, "seconds": 1.5}, None),
         (
             {"event": "result", "trial": 3, "step": 46, "progress": 2.0, "metrics": {"val_loss": 0.25, "other": 1.0}},
-            "trial 3 at 2 epochs: val_loss 0.2500",
+            "trial 3 at epoch 2: val_loss 0.2500",
         ),
-        ({"event": "result", "trial": 3, "progress": 0.5, "metrics": {}}, "trial 3 at 0.5 epochs: val_loss -"),
+        ({"event": "result", "trial": 3, "progress": 0.5, "metrics": {}}, "trial 3 at epoch 0.5: val_loss -"),
         ({"event": "paused", "trial": 3}, None),
         ({"event": "left", "trial": 3, "reason": ""}, None),
         ({"event": "left", "trial": 3, "reason": "no room"}, "trial 3 waits: no room"),
@@ -92,7 +95,7 @@ def drawn(search: "Search", width: int = 140) -> list[str]:
         ({"event": "moves", "moves": MOVES[:1]}, None),
         (
             {"event": "moves", "moves": MOVES},
-            "trial 2 stopped: place 3 of 3 at 2\ntrial 3 takes over from trial 0 at 4 epochs: optim.lr=0.001235",
+            "trial 2 stopped: place 3 of 3 at 2\ntrial 3 takes over from trial 0 at epoch 4: optim.lr=0.001235",
         ),
     ],
     ids=lambda value: value["event"] if isinstance(value, dict) else "",
@@ -106,7 +109,7 @@ def test_what_happens_is_told_in_words_where_a_person_wants_to_know(
 def test_all_objectives_of_a_result_are_told() -> None:
     setup = make_setup(metric=["val_loss", "val_accuracy"], overrides=["train.epochs=null", "train.steps=40"])
     event = {"event": "result", "trial": 0, "progress": 40.0, "metrics": {"val_loss": 0.5, "val_accuracy": 0.9}}
-    assert event_words(event, setup) == "trial 0 at 40 steps: val_loss 0.5000  val_accuracy 90.00%"
+    assert event_words(event, setup) == "trial 0 at step 40: val_loss 0.5000  val_accuracy 90.00%"
 
 
 def test_settings_are_told_in_few_characters() -> None:
@@ -171,7 +174,7 @@ def test_where_there_is_no_room_for_all_settings_which_trial_it_is_stays(width: 
 
 
 def test_a_setting_may_be_called_as_a_column() -> None:
-    setup = make_setup({"train.epochs": "choice(2, 4)"}, scheduler="none")
+    setup = make_setup({"train.epochs": "choice(2, 4)"}, epochs=None, scheduler="none")
     (*_, row) = drawn(search_of(setup, made(0, [0.5], "running", {"train.epochs": 2})))
     assert row.split() == ["0", "running", "━━━━", "1", "0.5000", "2"]
 
@@ -254,19 +257,25 @@ def test_on_a_terminal_a_table_stays_below_the_lines(setup: Setup, monkeypatch: 
     search = search_of(setup, made(0, [0.5], "running", {"optim.lr": 0.001}))
     with terminal() as screen:
         stream = screen.stream()
-        view = make_view("auto", setup, stream)
+        not_elsewhere: list[str] = []
+        view = make_view("auto", setup, stream, on_drawn=lambda: not_elsewhere.append("here"))
         assert isinstance(view, TableView)
         view.note("starting Ray")
         view.show(search)
         view.event({"event": "result", "trial": 0, "progress": 1.0, "metrics": {"val_loss": 0.5}})
         view.event({"event": "ended", "trial": 7, "status": "failed", "reason": "boom [/red] " + "x" * 500})
         search.trials[0].status = "done"
+        assert not_elsewhere == ["here"], "a signal is told of by the table from then on"
+        view.show(search)
+        search.stopped_by = "SIGINT"  # type: ignore[misc]
+        view.show(search)
         view.show(search)
         view.close()
         stream.close()
         shown = screen.close()
+    assert shown.count("SIGINT: trials save after this step and end; once more to stop at once") == 1
     assert shown.index("starting Ray") < shown.index("1 running") < shown.index("trial 7 failed: boom [/red]")
-    assert "1 of 16 trials ended (1 done)" in shown and "at 1 epochs" not in shown, "which is in the table"
+    assert "1 of 16 trials ended (1 done)" in shown and "at epoch 1" not in shown, "which is in the table"
     assert "x" * 101 not in shown, "a line is a line"
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is there again"
 

@@ -73,6 +73,8 @@ def command(
     """
     from shoal.tune.folder import prepare_search
 
+    if retry_failed and resume is None:
+        raise UserError("--retry-failed: goes with --resume SEARCH, whose failed trials are started again")
     said = {
         "trials": trials,
         "search": search,
@@ -112,6 +114,14 @@ def _space_and_recipes(names: list[str]) -> tuple[str | None, list[str]]:
     if not names or (len(names) == 1 and names[0] in shipped_recipes()):
         return None, names
     *recipes, space = names
+    if recipes and (early := next((name for name in recipes if _is_space(name)), None)) is not None:
+        raise UserError(
+            f"SPACE: {early!r} is one, and comes last; {space!r} after it is neither a recipe nor KEY=VALUE"
+        )
+    if recipes == [space]:
+        raise UserError(
+            f"SPACE: is missing: {space!r} is a recipe; give a file with lines like optim.lr: uniform(0, 1)"
+        )
     if recipes and space in shipped_recipes() and not expand_home(space).exists():
         raise UserError(f"SPACE: comes last, and {space!r} is a recipe; write shoal tune {space} {' '.join(recipes)}")
     if not recipes:
@@ -120,12 +130,24 @@ def _space_and_recipes(names: list[str]) -> tuple[str | None, list[str]]:
     return space, recipes
 
 
+def _is_space(name: str) -> bool:
+    """Whether a file says ranges, which no recipe does."""
+    from shoal.tune.space import read_space
+
+    try:
+        return expand_home(name).is_file() and bool(read_space(name))
+    except UserError:
+        return False
+
+
 def _dry_run(setup: Any) -> int:
     from shoal.recipe.yaml_tree import to_yaml
     from shoal.tune.folder import setup_tree
     from shoal.tune.view import config_words
 
     click.echo(to_yaml(setup_tree(setup)), nl=False)
+    goes_by = ", ".join(objective.to_text() for objective in setup.objectives)
+    click.echo(f"# {setup.num_trials} trials of {setup.length:g} {setup.unit}, by {goes_by}")
     proposer, shown = setup.proposer(), min(setup.num_trials, 5)
     if setup.section.search == "optuna":  # after these it goes by their results
         shown = min(shown, 2)
@@ -143,10 +165,11 @@ def _search(setup: Any, folder: Path, kind: str, as_json: bool, options: dict[st
     from shoal.tune.tuning import TuneLaunch, run_search
     from shoal.tune.view import make_view
 
-    view = make_view(kind, setup)
+    interrupts = Interrupts(as_json=kind == "json")
+    view = make_view(kind, setup, on_drawn=interrupts.tell_elsewhere)
     logs = show_logs(as_json=kind == "json")
     try:
-        with Interrupts(as_json=kind == "json") as stop:
+        with interrupts as stop:
             how = TuneLaunch(view, stop, stop.enter, started=STARTED, **options)
             return run_search(setup, SearchFolder(folder), how)
     except RunError as error:
@@ -190,7 +213,7 @@ def _print(summary: dict[str, Any], as_json: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     by_status = ", ".join(f"{count} {status}" for status, count in summary["trials_by_status"].items())
     table.add_row("status", summary["status"])
-    table.add_row("trials", f"{len(summary['trials'])} of {summary['num_trials']}: {by_status or 'none'}")
+    table.add_row("trials", f"{len(summary['trials'])} of {summary['num_trials']}" + (by_status and f": {by_status}"))
     if (best := summary["best"]) is not None:
         table.add_row(summary["metric"], f"{format_metric(summary['metric'], best['value'])} ({_where(best, summary)})")
         table.add_row("settings", config_words(best["config"]))
@@ -208,6 +231,8 @@ def _print(summary: dict[str, Any], as_json: bool) -> None:
         table.add_row("matters", ", ".join(f"{key} {share:.0%}" for key, share in summary["importance"].items()))
     if best is not None:
         table.add_row("best recipe", summary["best_recipe"])
+        if best.get("lineage"):
+            table.add_row("best weights", str(Path(best["run_dir"]) / "checkpoints"))
     table.add_row("page", str(Path(summary["search_dir"]) / "report.html"))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     (console if console.is_terminal else Console(highlight=False, markup=False, width=500)).print(table)

@@ -26,6 +26,7 @@ class Interrupts:
 
     def __init__(self, as_json: bool = False, is_silent: bool = False) -> None:
         self.as_json = as_json
+        self._is_told_elsewhere = False
         self.is_silent = is_silent
         self.received: str | None = None
         self.phase: Phase = "starting"
@@ -35,6 +36,10 @@ class Interrupts:
     def __call__(self) -> str | None:
         """The name of the signal that came, or None."""
         return self.received
+
+    def tell_elsewhere(self) -> None:
+        """There is a display now, which lines of others would tear apart: it tells of the first signal itself."""
+        self._is_told_elsewhere = True
 
     def enter(self, phase: Phase) -> None:
         """What the run does from now on."""
@@ -64,7 +69,9 @@ class Interrupts:
             os._exit(130)
         self._first = now
         self.received = signal.Signals(number).name
-        if self.phase == "training":
+        if self._is_told_elsewhere:
+            pass
+        elif self.phase == "training":
             self._say(f"{self.received}: saving after this step; once more to stop at once", prefix="\n")
         else:
             self._say(f"{self.received}: ending, because no step was taken yet", prefix="\n")

@@ -49,6 +49,10 @@ def prepare(
             raise UserError("--run-dir: the run goes on in its own folder; leave this out with --resume")
         prepared = _prepare_resume(str(resume), overrides)
     else:
+        if run_dir is not None and (not str(run_dir) or "://" in str(run_dir)):
+            raise UserError(
+                f"--run-dir: {str(run_dir)!r} is no folder; to upload to a store there is checkpoint.upload_to"
+            )
         loaded = load_recipe(sources, overrides)
         check_tracking(loaded, is_here=False)  # what only a machine that trains can tell comes later
         prepared = Prepared(loaded, expand_home(run_dir) if run_dir is not None else new_run_dir(loaded.recipe.name))
@@ -66,7 +70,9 @@ def check_is_new(target: Path, option: str = "--run-dir") -> None:
     if target.is_file():
         raise UserError(f"{option}: {target} is a file")
     if target.is_dir() and any(target.iterdir()):
-        raise UserError(f"{option}: {target} is not empty; choose another, or go on there with --resume {target}")
+        goes_on = any((target / name).is_file() for name in ("recipe.yaml", "search.yaml"))
+        hint = f", or go on there with --resume {target}" if goes_on else ""
+        raise UserError(f"{option}: {target} is not empty; choose another{hint}")
 
 
 def new_run_dir(name: str, root: Path = Path("runs")) -> Path:

@@ -34,9 +34,10 @@ def tune(
     """
     sources: list[Any] = [] if recipe is None else list(recipe) if isinstance(recipe, list | tuple) else [recipe]
     setup, folder = prepare_search(sources, overrides, space, settings, search_dir=search_dir, resume=resume)
-    view = make_view(progress, setup)
+    interrupts = Interrupts(as_json=progress == "json", is_silent=progress == "silent")
+    view = make_view(progress, setup, on_drawn=interrupts.tell_elsewhere)
     try:
-        with Interrupts() as stop:
+        with interrupts as stop:
             return run_search(
                 setup, SearchFolder(folder), TuneLaunch(view, stop, stop.enter, address, retry_failed=retry_failed)
             )

@@ -28,7 +28,7 @@ def end_event(ending: Mapping[str, Any], stop: str | None, times_broken: int) ->
 
     `stop`: why the scheduler stops the trial, if it does. `times_broken`: how often in a row its launcher broke.
     """
-    status, reason = ending["status"], ending.get("reason", "")
+    status, reason = ending["status"], " ".join(ending.get("reason", "").split())
     if status == "done":
         return "ended", {"status": "done", "summary": kept(ending["summary"])}
     if status == "failed":

@@ -121,13 +121,20 @@ def prepare_search(
     """The search that is asked for, checked, and where it goes. Writes nothing."""
     if resume is not None:
         if sources or overrides or space is not None:
-            raise UserError("--resume: takes recipe and space of the search it resumes; leave out the rest")
+            raise UserError(
+                "--resume: goes on with the recipe and the space of that search; leave out recipe, space, KEY=VALUE, "
+                "--workers and --gpu"
+            )
         if search_dir is not None:
             raise UserError("--search-dir: the search goes on in its own folder; leave this out with --resume")
         folder = find_search(str(resume))
         return read_setup(folder, settings), folder
     if space is None:
         raise UserError("SPACE: is missing; give a file with lines like optim.lr: loguniform(1e-5, 1e-2)")
+    if search_dir is not None and (not str(search_dir) or "://" in str(search_dir)):
+        raise UserError(
+            f"--search-dir: {str(search_dir)!r} is no folder; trials upload to a store by checkpoint.upload_to"
+        )
     setup = set_up(sources, overrides, space, settings)
     folder = expand_home(search_dir) if search_dir is not None else new_run_dir(setup.base.recipe.name, ROOT)
     check_is_new(folder, "--search-dir")

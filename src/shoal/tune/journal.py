@@ -75,8 +75,7 @@ def read_journal(folder: Path) -> list[dict[str, Any]]:
             assert isinstance(event["event"], str)
         except (ValueError, TypeError, KeyError, AssertionError):
             raise UserError(
-                f"--resume: line {number} of {folder / NAME} is damaged; bring the file back from a copy, or "
-                "start a new search"
+                f"{folder / NAME}: line {number} is damaged; bring the file back from a copy, or start a new search"
             ) from None
         events.append(event)
     return events

@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ def best_trial(trials: Mapping[int, Trial], objective: Objective) -> Trial | Non
         key=lambda life: (life.status == "failed", objective.loss(life.value(objective)), life.number),
         default=None,
     )
+
+
+def searched_s(events: Iterable[Mapping[str, Any]]) -> float:
+    """Seconds that a search has taken, without those in which nobody searched."""
+    total = began = last = 0.0
+    for event in events:
+        if event["event"] == "start":
+            total += last - began
+            began = event.get("began", event["time"])
+        last = event["time"]
+    return round(total + last - began, 1)
 
 
 def is_over(trials: Mapping[int, Trial], setup: Setup) -> bool:
@@ -125,11 +136,12 @@ def trials_csv(records: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str
     """A line a trial."""
     out = io.StringIO()
     names = ["trial", "status", "value", "step", "busy_s", "reason", "run_dir"]
+    metrics = list(records[0]["values"]) if records else []
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*names, *keys])
+    writer.writerow([*names, *metrics, *keys])
     for record in records:
         config = [_cell(record["config"][key]) if key in record["config"] else "" for key in keys]
-        writer.writerow([*(record.get(name, "") for name in names), *config])
+        writer.writerow([*(record.get(name, "") for name in names), *record["values"].values(), *config])
     return out.getvalue()
 
 

@@ -28,6 +28,8 @@ from shoal.tune.trial import SAME, Result, Trial, apply, fold
 from shoal.tune.watching import View
 
 _LOOK_EVERY_S = 0.5
+_OF_ALL = ("task", "data")
+"""Sections of a recipe: where a trial cannot start because of one that is not searched over, no other can."""
 _NO_ROOM_S = 600.0
 """How long a search waits for room while nothing runs."""
 
@@ -49,14 +51,18 @@ class Search:
         address: str | None = None,
         extra: dict[str, Any] | None = None,
         retry_failed: bool = False,
+        began: float | None = None,
     ) -> None:
-        """`extra`: fields that every trial's recipe gets besides. `retry_failed`: start again what has failed."""
+        """`extra`: fields that every trial's recipe gets besides. `retry_failed`: start again what has failed. `began`:
+        when this process was asked to search, in unix seconds."""
         self.setup = setup
         self.folder = folder
         self.trials: dict[int, Trial] = {}
         self.segments: dict[int, Segment] = {}
         self.failure: str | None = None
         """Why the search ends before all trials have."""
+        self.refusal: str | None = None
+        """Why no trial can start, whatever its settings: the user's input is wrong."""
         self._journal = journal
         self._slots = slots
         self._threads = threads
@@ -67,10 +73,13 @@ class Search:
         self._address = address
         self._extra = extra or {}
         self._retry_failed = retry_failed
+        self._began = time.time() if began is None else began
         self._messages: queue.Queue[Message] = queue.Queue()
         self._scheduler = setup.scheduler()
         self._proposer = setup.proposer()
         self._idle_since: float | None = None
+        self._has_trained = False
+        """Whether any trial has in this process."""
         self._seen: set[str] = set()
         """Metrics that any trial has reported."""
         self._broken: dict[int, int] = {}
@@ -79,7 +88,7 @@ class Search:
     def run(self) -> None:
         """Search until all trials have ended, somebody stops it, or too many have failed."""
         self.trials = fold(self._journal.read())
-        self._note("start", num_trials=self.setup.num_trials)
+        self._note("start", num_trials=self.setup.num_trials, began=round(self._began, 3))
         if self._retry_failed and (failed := [t.number for t in self.trials.values() if t.status == "failed"]):
             self._note("retry", trials=failed)
         for trial in list(self.trials.values()):
@@ -106,20 +115,25 @@ class Search:
             raise refused
 
     @property
+    def stopped_by(self) -> str | None:
+        """The signal by which somebody has stopped it."""
+        return self._stop()
+
+    @property
     def expects_more(self) -> bool:
         """Whether trials are still to be proposed."""
         return len(self.trials) < self.setup.num_trials
 
     def _go_on(self) -> bool:
         """Decide and start what can be; False if there is nothing left to wait for."""
-        reason = self._stop() or self.failure
+        reason = self._stop() or self.failure or self.refusal
         if reason is None:
             self.failure = reason = too_many_failures(
                 list(self.trials.values()), self.setup.num_trials, self.setup.section.max_failed
             )
         if reason is not None:
             for segment in self.segments.values():
-                segment.stop(reason if self.failure is None else "SIGTERM")
+                segment.stop("SIGTERM" if self.failure or self.refusal else reason)
             return bool(self.segments)
         self._decide()
         self._slots.trim()
@@ -237,6 +251,7 @@ class Search:
         if message.what == "report":
             self._take_report(trial, message.fields["report"])
         elif message.what == "first_step":
+            self._has_trained = True
             self._on_first_step()
             self._note("first_step", trial=trial.number, **message.fields)
         elif message.what == "note":
@@ -283,6 +298,9 @@ class Search:
     def _take_end(self, trial: Trial, ending: dict[str, Any]) -> None:
         segment = self.segments.pop(trial.number)
         segment.join()
+        if ending["status"] == "failed" and self._concerns_all(ending):
+            self.refusal = self.refusal or str(ending["reason"])
+            ending = {"status": "left", "reason": ending["reason"]}  # to be started when that is mended
         self._slots.give_back(segment.slot, is_whole=ending["status"] != "left")
         if ending["status"] == "done":  # before it heard that it was to stop
             trial.stop = None
@@ -298,6 +316,12 @@ class Search:
         self._check_reported(summary.get("metrics", {}))
         prune(self.trials, self.setup, self.folder.path)
         self._on_ended(self)
+
+    def _concerns_all(self, ending: Mapping[str, Any]) -> bool:
+        """Whether a trial could not start for what is the same for all: the task, or the data, is not there."""
+        section = str(ending.get("reason", "")).partition(".")[0]
+        is_searched = any(key.startswith(f"{section}.") for key in self.setup.space.keys)
+        return ending.get("kind") == "refused" and section in _OF_ALL and not is_searched and not self._has_trained
 
     def _check_reported(self, metrics: Mapping[str, Any]) -> None:
         """End a search by a metric that nobody reports, when the first evaluation shows it."""

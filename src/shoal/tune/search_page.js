@@ -67,13 +67,15 @@ function copied(text) {
   return button;
 }
 
+const exact = (value) => (typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value));
+
 function bestSettings() {
   if (!best) return section("best", "Best settings", null, el("p", { class: "empty" }, `None yet: no trial has reported ${names[0]}.`));
   const rows = data.settings.filter((one) => one.key in best.config);
   return section("best", "Best settings", several ? `Of trial ${best.trial}, the best in ${names[0]}.` : `Of trial ${best.trial}, beside what the space allows.`,
     table("Best settings", [
       { label: "Field", class: "code", of: (row) => row.key },
-      { label: "Best", class: "code", of: (row) => el("b", {}, clip(String(best.config[row.key]), 300)) },
+      { label: "Best", class: "code", of: (row) => el("b", { title: String(best.config[row.key]) }, clip(exact(best.config[row.key]), 300)) },
       { label: "Space", class: "code range", of: (row) => [clip(row.words, 300), row.when && el("small", {}, " " + clip(row.when, 200))] },
     ], rows),
     el("div", { class: "commands" }, data.commands.map(({ what, text }) => el("div", {}, el("p", { class: "note" }, what), el("div", { class: "command" }, el("pre", { tabindex: "0" }, text), copied(text))))));

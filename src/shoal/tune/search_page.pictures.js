@@ -8,10 +8,10 @@ const clip = (text, most) => (text.length > most ? text.slice(0, Math.max(most -
 const settingText = (value) => (typeof value === "number" ? plain(value) : String(value ?? MISSING));
 const bounded = (value, low, high) => Math.min(Math.max(value, low), high);
 
-// Where a value lies on an axis, from 0 to 1. What is beyond an axis that was cut lies at its end.
-function placeOn(axis, value) {
+// Where a value lies on an axis, from 0 to 1. What is beyond an axis that was cut lies at its end, or as far out as that.
+function placeOn(axis, value, out = 0) {
   const f = axis.log ? Math.log : (v) => v, wide = f(axis.high) - f(axis.low);
-  return wide > 0 ? bounded((f(Math.max(value, axis.log ? 1e-300 : -Infinity)) - f(axis.low)) / wide, 0, 1) : 0.5;
+  return wide > 0 ? bounded((f(Math.max(value, axis.log ? 1e-300 : -Infinity)) - f(axis.low)) / wide, -out, 1 + out) : 0.5;
 }
 
 function axisTicks(axis, count) {
@@ -169,8 +169,8 @@ function plane(width, height, x, y, bottomLabel) {
   const room = (axis) => (axis.high > axis.low ? axis : { ...axis, low: axis.log ? axis.low / 1.5 : axis.low - 0.5, high: axis.log ? axis.high * 1.5 : axis.high + 0.5 });
   [x, y] = [room(x), room(y)];
   const yTicks = axisTicks(y, 6), left = 14 + 6.4 * Math.max(3, ...yTicks.map((t) => y.words(t).length)), right = width - 14, top = 12, bottom = height - 38;
-  const X = (value) => left + 6 + placeOn(x, value) * (right - left - 12), Y = (value) => bottom - 6 - placeOn(y, value) * (bottom - top - 12);
-  return { X, Y, left, right, bottom, lines: [
+  const X = (value) => left + 6 + placeOn(x, value) * (right - left - 12), Y = (value, out = 0) => bottom - 6 - placeOn(y, value, out) * (bottom - top - 12);
+  return { X, Y, left, right, top, bottom, lines: [
     yTicks.map((t) => [svg("line", { class: "rule", x1: left, x2: right, y1: Y(t), y2: Y(t) }), svg("text", { class: "tick", x: left - 6, y: Y(t) + 3.5, "text-anchor": "end" }, y.words(t))]),
     axisTicks(x, Math.max(2, Math.floor((right - left) / 90))).map((t) => svg("text", { class: "tick", x: X(t), y: bottom + 16, "text-anchor": X(t) > right - 20 ? "end" : "middle" }, x.words(t))),
     svg("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }),
@@ -185,16 +185,22 @@ const endMark = (trial, x, y) => (trial.status === "failed" ? cross(x, y) : tria
 function curvesOf(objective, place) {
   const xs = trials.flatMap((trial) => trial.curves[place].x), first = xs.reduce((a, b) => Math.min(a, b), data.length), last = xs.reduce((a, b) => Math.max(a, b), data.length);
   function paint(width) {
-    const height = 300, { X, Y, lines } = plane(width, height, { low: first, high: last, whole: last - first >= 2, words: plain }, { ...objective.curve_axis, words: onAxis(objective.metric) }, data.unit);
-    const points = new Map(trials.map((trial) => [trial.trial, trial.curves[place].x.map((x, i) => [X(x), trial.curves[place].y[i] === null ? null : Y(trial.curves[place].y[i])])]));
+    const height = 300, { X, Y, lines, left, right, top, bottom } = plane(width, height, { low: first, high: last, whole: last - first >= 2, words: plain }, { ...objective.curve_axis, words: onAxis(objective.metric) }, data.unit);
+    const points = new Map(trials.map((trial) => [trial.trial, trial.curves[place].x.map((x, i) => [X(x), trial.curves[place].y[i] === null ? null : Y(trial.curves[place].y[i], 3)])]));
     const known = (trial) => points.get(trial.trial).filter(([, y]) => y !== null);
     const line = (trial) => points.get(trial.trial).map(([x, y], i, all) => (y === null ? "" : (i && all[i - 1][1] !== null ? "L" : "M") + x.toFixed(1) + " " + y.toFixed(1))).join("");
-    const dots = (trial, r) => known(trial).map(([x, y]) => svg("circle", { class: "point", cx: x, cy: y, r, style: { fill: colorOf(trial) } }));
-    const ending = (trial) => { const own = known(trial); return own.length ? endMark(trial, ...own[own.length - 1]) : null; };
+    // What is far worse than most is beyond the frame: curves lead out of it, and ends there lie on its edge.
+    const frame = "inside-" + place, inside = { "clip-path": `url(#${frame})` }, isOut = (y) => y < top || y > bottom;
+    const ending = (trial) => { const own = known(trial), [x, y] = own[own.length - 1] ?? []; return own.length ? endMark(trial, x, bounded(y, top, bottom)) : null; };
+    const dots = (trial, r) => known(trial).filter(([, y]) => !isOut(y)).map(([x, y]) => svg("circle", { class: "point", cx: x, cy: y, r, style: { fill: colorOf(trial) } }));
+    const numOut = trials.filter((trial) => known(trial).some(([, y]) => isOut(y))).length;
+    const outWords = numOut ? `${numOut} ${numOut === 1 ? "trial was" : "trials were"} ${objective.less_is_better ? "above" : "below"} at times` : "";
     const drawn = worstFirst.filter((trial) => known(trial).length);
     const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" }, lines,
-      drawn.map((trial) => svg("g", { class: lineClass(trial) + (isBest(trial) ? " best-line" : "") }, svg("path", { d: line(trial), style: { stroke: colorOf(trial) } }), known(trial).length === 1 && trial.status === "done" && dots(trial, 3), ending(trial))));
-    return { node, over: (trial) => (known(trial).length ? [svg("path", { class: "chosen-line", d: line(trial), style: { stroke: colorOf(trial) } }), known(trial).length < 60 && dots(trial, 3.5), ending(trial)] : []),
+      svg("clipPath", { id: frame }, svg("rect", { x: left, y: top - 4, width: right - left, height: bottom - top + 4 })),
+      outWords && svg("text", { class: "tick halo out", x: right, y: objective.less_is_better ? top + 8 : bottom - 6, "text-anchor": "end" }, outWords),
+      drawn.map((trial) => svg("g", { class: lineClass(trial) + (isBest(trial) ? " best-line" : "") }, svg("path", { ...inside, d: line(trial), style: { stroke: colorOf(trial) } }), known(trial).length === 1 && trial.status === "done" && dots(trial, 3), ending(trial))));
+    return { node, over: (trial) => (known(trial).length ? [svg("path", { class: "chosen-line", ...inside, d: line(trial), style: { stroke: colorOf(trial) } }), known(trial).length < 60 && dots(trial, 3.5), ending(trial)] : []),
       find: (x, y) => closest((trial) => toLine(known(trial), x, y), 20) };
   }
   return picture(`${objective.metric} of all trials over ${data.unit}`, POINTING, paint);

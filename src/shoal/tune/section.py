@@ -45,4 +45,4 @@ class TuneSection(Section):
     quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25
     """pbt, pb2: the share of the population that is replaced, by that share of the best."""
     resample: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """pbt: how likely a setting is drawn anew instead of being moved a little."""
+    """pbt, pb2: how likely a setting (with pb2, of a list) is drawn anew instead of being moved a little."""

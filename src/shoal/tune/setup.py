@@ -100,9 +100,13 @@ def set_up(
     settings: Mapping[str, Any],
 ) -> Setup:
     """Read and check all of it. `settings`: fields of `TuneSection` that were said on the command line."""
+    overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
     base = load_recipe(sources, overrides)
     check_tracking(base, is_here=False)
     read = read_space(space)
+    for path in override_paths(overrides):
+        if (key := ".".join(path)) in read.keys:
+            raise UserError(f"{key}: is searched over, and also set to one value; leave one of the two out")
     setup = make_setup(base, read, settings)
     _check_used(setup.section.scheduler, settings if "scheduler" in settings else {**read.tune, **settings})
     return setup
@@ -280,6 +284,8 @@ def _filled(section: TuneSection, space: Space) -> TuneSection:
         if trials is not None and trials > points:
             raise UserError(f"tune.trials: {trials} is more than the {points} points of the grid; leave it out")
         trials = trials or points
+    if trials is not None and trials < len(space.first):
+        raise UserError(f"tune.trials: {trials} is fewer than the {len(space.first)} points of first; raise it")
     trials = trials or (_USUAL_POPULATION if section.scheduler in POPULATIONS else _USUAL_TRIALS)
     return section.model_copy(update={"search": search, "trials": max(trials, len(space.first))})
 

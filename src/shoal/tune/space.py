@@ -20,6 +20,7 @@ _CALL = re.compile(r"\s*(?P<kind>[A-Za-z_]\w*)\s*\((?P<arguments>.*?)\)\s*(?:if\
 _CONDITION = re.compile(r"(?P<key>[\w.]+)\s*(?P<operator>==|!=|\bin\b)\s*(?P<value>.+)", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z0-9_]+)+")
 _QUOTED = re.compile(r"""(?<=[(\[,\s])("(?:\\.|[^"\\])*"|'(?:''|[^'])*')(?=\s*[)\],]|\s*$)""", re.DOTALL)
+_LINE = f"optim.lr: {KINDS['loguniform']}"
 _EXAMPLE = f"for example {KINDS['loguniform']}"
 
 
@@ -103,7 +104,8 @@ def read_space(source: str | Path | Mapping[str, Any]) -> Space:
     try:
         tree, _ = read_yaml(file)
     except UserError as error:
-        raise UserError(str(error).replace("recipe ", "space ", 1)) from error
+        told = str(error).replace("recipe ", "space ", 1).replace("sections such as `train:`", f"lines such as {_LINE}")
+        raise UserError(told + (f"; write lines such as {_LINE}" if told.endswith("is empty") else "")) from error
     return parse_space(tree)
 
 
@@ -116,7 +118,8 @@ def parse_space(tree: Mapping[str, Any]) -> Space:
         try:
             settings[key] = _parse_setting(key, value)
         except UserError as error:
-            wrong.append(f"space: {key}: {error}")
+            given = "" if str(value) in str(error) else f" (given: {value})"
+            wrong.append(f"space: {key}: {error}{given}")
     if not rest and not wrong:
         wrong.append(f"space: has no fields to search over; write lines like optim.lr: {KINDS['loguniform']}")
     wrong += _condition_problems(settings, rest)
@@ -224,6 +227,7 @@ def _parse_first(points: Any, space: Space) -> Iterator[Config]:
         return
     if not isinstance(points, list) or not all(isinstance(point, Mapping) for point in points):
         raise UserError(f"space: {FIRST}: should be a list of points, for example {FIRST}: [{{optim.lr: 1e-3}}]")
+    seen: list[Config] = []
     for number, point in enumerate(points):
         wrong: list[str] = []
         given = _dotted(point, wrong)
@@ -239,6 +243,11 @@ def _parse_first(points: Any, space: Space) -> Iterator[Config]:
             given[key] = domain.nearest(value)
         if closed := [key for key in given if _is_closed(space, key, given)]:
             raise UserError(f"space: {FIRST}[{number}]: {closed[0]}: its condition does not hold there; leave it out")
+        if given in seen:
+            raise UserError(
+                f"space: {FIRST}[{number}]: is the same as {FIRST}[{seen.index(given)}]; give each point once"
+            )
+        seen.append(given)
         yield given
 
 

@@ -12,8 +12,8 @@ from shoal.tune.space import Config
 Status = Literal["waiting", "running", "paused", "done", "stopped", "failed"]
 ENDED: frozenset[str] = frozenset({"done", "stopped", "failed"})
 DIVERGED = "diverged"
-END_METRICS = ("samples_per_s", "tokens_per_s", "goodput", "time_to_first_step_s")
-"""What can be searched for that a run knows when it ends."""
+END_METRICS = {"samples_per_s": "max", "tokens_per_s": "max", "goodput": "max", "time_to_first_step_s": "min"}
+"""What can be searched for that a run knows when it ends, and which way it is better."""
 SAME = 1e-5
 """Progress that differs by less is the same: reports round it."""
 
@@ -44,7 +44,7 @@ class Objective:
     def from_text(cls, text: str) -> "Objective | None":
         """What `NAME`, `NAME:min` or `NAME:max` means; None where the name alone does not tell."""
         name, _, mode = text.partition(":")
-        mode = mode or direction(name) or ""
+        mode = mode or direction(name) or END_METRICS.get(name, "")
         return cls(name, mode == "min") if mode else None
 
 
@@ -175,7 +175,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> dict[int, Trial]:
             apply(trials, event)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
-                f"--resume: line {number} of the journal does not follow from those before it ({error!r}); bring the "
+                f"journal.jsonl: line {number} does not follow from those before it ({error!r}); bring the "
                 "file back from a copy, or start a new search"
             ) from error
     return trials

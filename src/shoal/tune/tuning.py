@@ -25,7 +25,7 @@ from shoal.tune.failures import too_many_failures
 from shoal.tune.folder import SearchFolder, is_search, read_setup
 from shoal.tune.journal import Journal, read_journal
 from shoal.tune.page import write_search_page
-from shoal.tune.results import best_trial, is_over, summarise, trials_csv
+from shoal.tune.results import best_trial, is_over, searched_s, summarise, trials_csv
 from shoal.tune.setup import Setup
 from shoal.tune.tracking import EVENT, Tracking
 from shoal.tune.trial import Trial, fold
@@ -70,7 +70,7 @@ def run_search(setup: Setup, folder: SearchFolder, how: TuneLaunch) -> dict[str,
             if (summary := _finished(setup, folder, journal, how)) is None:
                 summary = _search_on_ray(setup, folder, journal, share, how, stack)
         except (UserError, KeyboardInterrupt):
-            if not is_resumed and not journal.read() and not any((folder.path / "trials").iterdir()):
+            if not is_resumed and not any((folder.path / "trials").iterdir()):
                 _remove(folder.path, new)
             raise
     if summary["status"] == "failed":
@@ -100,7 +100,7 @@ def _finished(setup: Setup, folder: SearchFolder, journal: Journal, how: TuneLau
     failure = too_many_failures(list(trials.values()), setup.num_trials, setup.section.max_failed)
     if failure is None:
         how.view.note(f"{folder.path} is already done; to search on, raise --trials")
-    return _conclude(trials, setup, folder, failure, how)
+    return _conclude(trials, setup, folder, journal, failure, how)
 
 
 @dataclass(frozen=True)
@@ -165,16 +165,20 @@ def _search_on_ray(
         view=how.view,
         stop=how.stop,
         on_first_step=lambda: how.enter("training"),
-        on_ended=_NowAndThen(how),
+        on_ended=_NowAndThen(journal, how),
         address=how.address,
         extra=tracking.fields | _own_store(setup, folder),
         retry_failed=how.retry_failed,
+        began=how.started,
     )
     try:
         search.run()
     finally:
-        summary = _conclude(search.trials, setup, folder, search.failure, how)
-        tracking.end(search.trials, summary)
+        if search.refusal is None:
+            summary = _conclude(search.trials, setup, folder, journal, search.failure, how)
+            tracking.end(search.trials, summary)
+    if search.refusal is not None:
+        raise UserError(search.refusal)
     return summary
 
 
@@ -187,14 +191,15 @@ def _own_store(setup: Setup, folder: SearchFolder) -> dict[str, Any]:
 class _NowAndThen:
     """Writes what there is so far, for those who look while the search goes on."""
 
-    def __init__(self, how: TuneLaunch) -> None:
+    def __init__(self, journal: Journal, how: TuneLaunch) -> None:
         self._how = how
+        self._journal = journal
         self._next = 0.0
 
     def __call__(self, search: Any) -> None:
         if (now := time.monotonic()) < self._next:
             return
-        setup, folder, wall_s = search.setup, search.folder.path, time.time() - self._how.started
+        setup, folder, wall_s = search.setup, search.folder.path, searched_s(self._journal.read())
         _write(search.trials, setup, folder, summarise(search.trials, setup, folder, "running", wall_s), self._how)
         self._next = now + _WRITE_EVERY_S + 20 * (time.monotonic() - now)  # long ones less often
 
@@ -208,13 +213,18 @@ def _tracking(setup: Setup, folder: SearchFolder, journal: Journal, how: TuneLau
 
 
 def _conclude(
-    trials: dict[int, Trial], setup: Setup, folder: SearchFolder, reason: str | None, how: TuneLaunch
+    trials: dict[int, Trial],
+    setup: Setup,
+    folder: SearchFolder,
+    journal: Journal,
+    reason: str | None,
+    how: TuneLaunch,
 ) -> dict[str, Any]:
     """Sum up, and write down what was found. `reason`: why the search has failed, if it has."""
     if reason is None and is_over(trials, setup) and best_trial(trials, setup.objective) is None:
         reason = _no_value(trials, setup)
     status = "failed" if reason else "done" if is_over(trials, setup) else "interrupted"
-    summary = summarise(trials, setup, folder.path, status, time.time() - how.started)
+    summary = summarise(trials, setup, folder.path, status, searched_s(journal.read()))
     if reason:
         summary["error"] = reason
     _write(trials, setup, folder.path, summary, how)
@@ -242,10 +252,9 @@ def write_again(path: Path, target: Path | None = None) -> Path:
     """The page of a search as it is now, in its folder unless `target` says where; where it is."""
     setup, events = read_setup(path, {}), read_journal(path)
     trials = fold(events)
-    wall_s = events[-1]["time"] - events[0]["time"] if events else 0.0
     has_failed = too_many_failures(list(trials.values()), setup.num_trials, setup.section.max_failed) is not None
     status = "failed" if has_failed else "done" if is_over(trials, setup) else "running"
-    summary = summarise(trials, setup, path.absolute(), status, wall_s)
+    summary = summarise(trials, setup, path.absolute(), status, searched_s(events))
     return write_search_page(trials, setup, path.absolute(), summary, target)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from shoal.core.errors import UserError
@@ -11,11 +12,12 @@ from shoal.observe.console import Forgiving, format_metric
 from shoal.observe.event_words import event_line
 from shoal.observe.number_words import counted
 from shoal.tune.results import best_trial, counts, saved_share
+from shoal.tune.schedulers.moves import at
 from shoal.tune.setup import Setup
 from shoal.tune.trial import Trial
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from shoal.tune.search import Search
 
@@ -27,7 +29,9 @@ _WIDEST = 16
 _WIDE = 1_000
 
 
-def make_view(kind: str, setup: Setup, stream: TextIO | None = None) -> "TableView | LineView | JsonView | SilentView":
+def make_view(
+    kind: str, setup: Setup, stream: TextIO | None = None, on_drawn: Callable[[], None] = lambda: None
+) -> "TableView | LineView | JsonView | SilentView":
     """`auto` (a table on a terminal, lines elsewhere), `lines`, `json` or `silent`."""
     stream = cast(TextIO, Forgiving(stream or sys.stderr))
     if kind == "json":
@@ -35,7 +39,7 @@ def make_view(kind: str, setup: Setup, stream: TextIO | None = None) -> "TableVi
     if kind == "silent":
         return SilentView()
     if kind == "auto" and stream.isatty():
-        return TableView(stream, setup)
+        return TableView(stream, setup, on_drawn)
     if kind in ("auto", "lines"):
         return LineView(stream, setup)
     raise UserError(f"progress: {kind!r} is not allowed; {one_of(kind, ('auto', 'lines', 'json', 'silent'))}")
@@ -53,8 +57,8 @@ def event_words(event: dict[str, Any], setup: Setup) -> str | None:  # noqa: PLR
     if what == "trial":
         return f"{name}: {config_words(event['config'])}"
     if what == "result":
-        values = [_metric_words(objective.metric, event["metrics"]) for objective in setup.objectives]
-        return f"{name} at {event['progress']:g} {setup.unit}: {'  '.join(values)}"
+        values = [_metric_words(o.metric, event["metrics"]) for o in setup.objectives if not o.is_of_end]
+        return f"{name} {at(round(event['progress'], 2), setup.unit)}: {'  '.join(values)}"
     if what == "ended":
         reason = f": {event['reason']}" if event.get("reason") else ""
         return f"{name} {event['status']}{reason}"
@@ -72,8 +76,8 @@ def _metric_words(name: str, metrics: dict[str, Any]) -> str:
 def _move_words(move: dict[str, Any], setup: Setup) -> str:
     if move["move"] == "stop":
         return f"trial {move['trial']} stopped: {move['reason']}"
-    at = f"at {move['progress']:g} {setup.unit}"
-    return f"trial {move['trial']} takes over from trial {move['from']} {at}: {config_words(move['config'])}"
+    then = at(move["progress"], setup.unit)
+    return f"trial {move['trial']} takes over from trial {move['from']} {then}: {config_words(move['config'])}"
 
 
 def config_words(config: dict[str, Any]) -> str:
@@ -170,14 +174,17 @@ class SilentView:
 class TableView:
     """The trials that run and those that are best, in a table that stays at the bottom of the terminal."""
 
-    def __init__(self, stream: TextIO, setup: Setup) -> None:
+    def __init__(self, stream: TextIO, setup: Setup, on_drawn: Callable[[], None] = lambda: None) -> None:
+        """`on_drawn`: called when lines that others write would tear the table apart."""
         from rich.console import Console
         from rich.live import Live
 
         self._setup = setup
         self._console = Console(file=stream, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._on_drawn = on_drawn
         self._is_started = False
+        self._is_stop_told = False
         self._next = 0.0
 
     def show(self, search: "Search") -> None:
@@ -188,6 +195,10 @@ class TableView:
         if not self._is_started:
             self._live.start()
             self._is_started = True
+            self._on_drawn()
+        if search.stopped_by is not None and not self._is_stop_told:
+            self._is_stop_told = True
+            self.note(f"{search.stopped_by}: trials save after this step and end; once more to stop at once")
         self._live.update(search_table(search, self._console.width), refresh=True)
 
     def event(self, event: dict[str, Any]) -> None:
@@ -206,12 +217,12 @@ class TableView:
             self._live.stop()
 
 
-def search_table(search: "Search", width: int = _WIDE) -> "Table":
-    """Those that run first, then the best of the others; of their settings the first, as many as `width` has room for.
-
-    A table that is too wide loses its first columns too, where it is left to itself.
+def search_table(search: "Search", width: int = _WIDE) -> "Group":
+    """The headline, and a table: those that run first, then the best of the others; of their settings the first, as
+    many as `width` has room for. A table that is too wide would lose its first columns too.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text  # what a user has named or set is no markup
 
@@ -237,7 +248,7 @@ def search_table(search: "Search", width: int = _WIDE) -> "Table":
             left_out.append(f"no room for {counted(len(keys) - index, 'setting')}")
             break
         columns.append((name, cells))
-    table = Table(title=Text(headline(search), style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.collapse_padding = True
     for index, (name, _) in enumerate(columns):
         justify: Literal["left", "right"] = "left" if index < 3 else "right"  # the metrics, and settings
@@ -246,7 +257,8 @@ def search_table(search: "Search", width: int = _WIDE) -> "Table":
         style = "red" if trial.status == "failed" else "dim" if trial.status == "stopped" else ""
         table.add_row(*(Text(cells[index]) for _, cells in columns), style=style)
     table.caption = Text("; ".join(left_out)) if left_out else None
-    return table
+    # Not as its title, which would be as narrow as the table.
+    return Group(Text(headline(search), style="bold"), table)
 
 
 def _width(name: str, cells: list[str]) -> int:
