@@ -174,9 +174,8 @@ def _search_on_ray(
     try:
         search.run()
     finally:
-        if search.refusal is None:
-            summary = _conclude(search.trials, setup, folder, journal, search.failure, how)
-            tracking.end(search.trials, summary)
+        summary = _conclude(search.trials, setup, folder, journal, search.failure or search.refusal, how)
+        tracking.end(search.trials, summary)
     if search.refusal is not None:
         raise UserError(search.refusal)
     return summary
