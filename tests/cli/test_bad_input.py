@@ -180,7 +180,7 @@ def file_cases() -> list[Case]:
         # arguments
         Case("train --resume nothing", ("run 'nothing': not found",)),
         Case("train digits --resume x", ("--resume", "leave out the recipe")),
-        Case("train digits --run-dir full", ("--run-dir: full is not empty", "--resume full"), {"full/x": "1"}),
+        Case("train digits --run-dir full", ("--run-dir: full is not empty; choose another",), {"full/x": "1"}),
         Case("train digits --run-dir file", ("--run-dir: file is a file",), {"file": "1"}),
         Case("train digits --workers many", ("--workers: 'many' should be a whole number",)),
         Case("train digits --nonsense", ("No such option", "--nonsense")),

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,14 @@ def steps_and_losses(folder: Path) -> list[tuple[int, float]]:
 def test_a_full_disk_costs_nothing_but_the_checkpoints_of_that_time(small_disk: Path, tmp_path: Path) -> None:
     reference = run(tmp_path / "whole", tmp_path / "data", {})
     folder = small_disk / "run"
-    found = run(folder, tmp_path / "data", {12: lambda: fill(small_disk), 23: (small_disk / "filler").unlink})
+
+    def fill_when_saved() -> None:
+        deadline = time.monotonic() + 30  # it is written while training goes on
+        while not (folder / "checkpoints" / "step-00000010").is_dir() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        fill(small_disk)
+
+    found = run(folder, tmp_path / "data", {12: fill_when_saved, 23: (small_disk / "filler").unlink})
     assert found["weights_sha256"] == reference["weights_sha256"]
     assert steps_and_losses(folder) == steps_and_losses(tmp_path / "whole"), "every step once, also those of that time"
     events = read_events(folder)
