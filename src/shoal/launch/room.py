@@ -35,7 +35,9 @@ def room_on(address: str, recipe: Recipe) -> Room:
     check_address(address)
     cluster = recipe.cluster
     with connected(cluster.workers, Launch(SilentConsole(), address=address)) as (ray, _):
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        from shoal.launch.ray_crew import alive_nodes  # not before: importing Ray fixes its settings
+
+        nodes = alive_nodes()
         free = ray.available_resources()
     per_worker = size_of_worker(cluster, nodes)
     useful = [node for node in nodes if num_fitting(per_worker, [node])]
