@@ -18,6 +18,8 @@ _COMMANDS = {
     "tune": "Search for the best settings of a recipe.",
     "plan": "What a recipe will need: memory, micro-batch, strategy.",
     "submit": "Train a recipe on a Ray cluster, as a job.",
+    "deploy": "Files to start a cluster from: Kubernetes, Docker, AWS.",
+    "doctor": "What is wrong with this machine or cluster, and what to do.",
     "runs": "What has run here: list, show, compare.",
     "report": "Write a run as one HTML page.",
     "monitor": "Watch a run in the terminal.",
