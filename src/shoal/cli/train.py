@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 @click.option("--dashboard", is_flag=True, help="Start Ray's dashboard with a Ray of our own.")
 @click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")
 @RESUME
+@click.option(
+    "--or-resume", is_flag=True, help="If --run-dir holds a run, go on with it as it is; otherwise start it there."
+)
 @INIT_FROM
 @click.option("--profile", is_flag=True, help="Record a few steps in full: a trace, and the hottest operators.")
 @click.option("--profile-ranks", metavar="0,1,...|all", help="Workers that record (default: 0).")
@@ -52,6 +55,7 @@ def command(
     dashboard: bool,
     run_dir: str | None,
     resume: str | None,
+    or_resume: bool,
     init_from: str | None,
     profile: bool,
     profile_ranks: str | None,
@@ -77,6 +81,8 @@ def command(
             raise UserError("--init-from: a resumed run has its weights from its own checkpoint; leave this out")
         overrides.append(init_from_override(init_from, is_here=address is None))
     overrides += _profile_overrides(profile, profile_ranks)
+    from shoal.launch.run import prepare
+
     options = {
         "launcher": launcher,
         "address": address,
@@ -85,7 +91,8 @@ def command(
         "verbose": verbose,
     }
     try:
-        return _train(recipes, overrides, run_dir, resume, as_json, log_json, dry_run, options)
+        prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume, or_resume=or_resume)
+        return _train(prepared, as_json, log_json, dry_run, options)
     except (Exception, KeyboardInterrupt) as error:
         if _is_told(error):
             return 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, UserError) else 1
@@ -127,19 +134,9 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _train(
-    recipes: list[str],
-    overrides: list[str],
-    run_dir: str | None,
-    resume: str | None,
-    as_json: bool,
-    log_json: bool,
-    dry_run: bool,
-    options: dict[str, Any],
-) -> int:
-    from shoal.launch.run import is_silent, prepare
+def _train(prepared: "Prepared", as_json: bool, log_json: bool, dry_run: bool, options: dict[str, Any]) -> int:
+    from shoal.launch.run import is_silent
 
-    prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume)
     if dry_run:
         if not is_silent():
             click.echo(prepared.loaded.to_yaml(), nl=False)

@@ -40,8 +40,18 @@ def prepare(
     *,
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
+    or_resume: bool = False,
 ) -> Prepared:
-    """Read and check everything that can be checked before torch is loaded. Writes nothing."""
+    """Read and check everything that can be checked before torch is loaded. Writes nothing.
+
+    Args:
+        or_resume: Go on with the run that `run_dir` holds, if it holds one: for schedulers that start a command again.
+    """
+    if or_resume:
+        if run_dir is None:
+            raise UserError("--or-resume: goes on with the run in a folder that is known before; give it with --run-dir")
+        if (expand_home(run_dir) / "recipe.yaml").is_file():
+            sources, overrides, run_dir, resume = (), (), None, expand_home(run_dir)
     if resume is not None:
         if sources:
             raise UserError("--resume: takes the recipe of the run it resumes; leave out the recipe")

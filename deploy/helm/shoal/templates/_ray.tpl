@@ -1,0 +1,264 @@
+{{/* Variables of every Ray container. */}}
+{{- define "shoal.rayEnvironment" -}}
+- name: HOME
+  value: /home/shoal
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+{{- range $name, $value := .Values.nccl.environment }}
+- name: {{ $name }}
+  value: {{ toString $value | quote }}
+{{- end }}
+{{- if .Values.mlflow.enabled }}
+- name: MLFLOW_TRACKING_URI
+  value: http://{{ .Release.Name }}-mlflow:5000
+{{- end }}
+{{- if .Values.storage.s3.enabled }}
+{{- with .Values.storage.s3.region }}
+- name: AWS_REGION
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.storage.s3.endpoint }}
+- name: AWS_ENDPOINT_URL_S3
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := .Values.environment }}
+- name: {{ $name }}
+  value: {{ toString $value | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "shoal.rayEnvironmentFrom" -}}
+{{- $from := .Values.environmentFrom }}
+{{- if .Values.job.enabled }}{{ $from = concat $from .Values.job.environmentFrom }}{{ end }}
+{{- if and .Values.storage.s3.enabled .Values.storage.s3.existingSecret }}
+{{- $from = append $from (dict "secretRef" (dict "name" .Values.storage.s3.existingSecret)) }}
+{{- end }}
+{{- with $from }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "shoal.rayMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: home
+  mountPath: /home/shoal
+- name: shm
+  mountPath: /dev/shm
+{{- if .Values.storage.runs.enabled }}
+- name: runs
+  mountPath: {{ .Values.storage.runs.mountPath }}
+{{- end }}
+{{- if .Values.storage.datasets.enabled }}
+- name: datasets
+  mountPath: {{ .Values.storage.datasets.mountPath }}
+  readOnly: true
+{{- end }}
+{{- if .Values.job.enabled }}
+- name: job
+  mountPath: /etc/shoal/job
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{/* (dict "root" $ "shm" "4Gi") */}}
+{{- define "shoal.rayVolumes" -}}
+{{- $ := .root -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: {{ $.Values.storage.scratch }}
+- name: home
+  emptyDir:
+    sizeLimit: 5Gi
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .shm }}
+{{- if $.Values.storage.runs.enabled }}
+- name: runs
+  persistentVolumeClaim:
+    claimName: {{ include "shoal.runsClaim" $ }}
+{{- end }}
+{{- if $.Values.storage.datasets.enabled }}
+- name: datasets
+  persistentVolumeClaim:
+    claimName: {{ include "shoal.datasetsClaim" $ }}
+    readOnly: true
+{{- end }}
+{{- if $.Values.job.enabled }}
+- name: job
+  configMap:
+    name: {{ $.Values.job.name }}
+{{- end }}
+{{- end }}
+
+{{/* The pod of a head or a worker: (dict "root" $ "group" GROUP "name" NAME "head" BOOL). */}}
+{{- define "shoal.rayPod" -}}
+{{- $ := .root -}}
+{{- $group := .group -}}
+metadata:
+  labels:
+    {{- include "shoal.labels" $ | nindent 4 }}
+    shoal/group: {{ .name }}
+  {{- with $group.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ $.Release.Name }}-{{ ternary "head" "worker" .head }}
+  automountServiceAccountToken: {{ and .head $.Values.autoscaler.enabled }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ $.Values.terminationGracePeriodSeconds }}
+  securityContext:
+    {{- include "shoal.podSecurity" (dict "user" 1000) | nindent 4 }}
+  {{- with $.Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with $group.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $group.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- $tolerations := $group.tolerations | default list }}
+  {{- if $group.gpus }}
+  {{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
+  {{- end }}
+  {{- with $tolerations | uniq }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- $name := .name }}
+  {{- with $group.spread }}
+  topologySpreadConstraints:
+    {{- range . }}
+    - {{- toYaml . | nindent 6 }}
+      labelSelector:
+        matchLabels:
+          app.kubernetes.io/instance: {{ $.Release.Name }}
+          shoal/group: {{ $name }}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: ray-{{ ternary "head" "worker" .head }}
+      image: {{ include "shoal.image" $ }}
+      imagePullPolicy: {{ $.Values.image.pullPolicy }}
+      {{- if .head }}
+      ports:
+        - name: gcs-server
+          containerPort: 6379
+        - name: dashboard
+          containerPort: 8265
+        - name: client
+          containerPort: 10001
+        - name: metrics
+          containerPort: 8080
+      {{- else }}
+      ports:
+        - name: metrics
+          containerPort: 8080
+      {{- end }}
+      env:
+        {{- include "shoal.rayEnvironment" $ | nindent 8 }}
+      {{- include "shoal.rayEnvironmentFrom" $ | nindent 6 }}
+      {{- $amounts := dict "cpu" (toString $group.cpu) "memory" $group.memory }}
+      {{- range $resource, $amount := $group.resources }}{{ $_ := set $amounts $resource (toString $amount) }}{{ end }}
+      {{- if $group.gpus }}{{ $_ := set $amounts "nvidia.com/gpu" (toString $group.gpus) }}{{ end }}
+      resources:
+        requests:
+          {{- toYaml $amounts | nindent 10 }}
+        limits:
+          {{- toYaml $amounts | nindent 10 }}
+      securityContext:
+        {{- include "shoal.containerSecurity" $ | nindent 8 }}
+      volumeMounts:
+        {{- include "shoal.rayMounts" $ | nindent 8 }}
+      # What KubeRay asks by itself, said here so that it can be seen: the agent of this node, which knows its raylet
+      # (and on the head the GCS).
+      {{- range $probe, $failures := dict "readinessProbe" 10 "livenessProbe" 24 }}
+      {{ $probe }}:
+        httpGet:
+          path: /api/healthz
+          port: 52365
+        initialDelaySeconds: {{ ternary 10 60 (eq $probe "readinessProbe") }}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: {{ $failures }}
+      {{- end }}
+  volumes:
+    {{- include "shoal.rayVolumes" (dict "root" $ "shm" ($group.shm | default "1Gi")) | nindent 4 }}
+{{- end }}
+
+{{/* The spec of a RayCluster, of a standing one and of a job's. */}}
+{{- define "shoal.clusterSpec" -}}
+{{- $scales := false -}}
+{{- range $name, $group := .Values.workers -}}
+{{- if and $group (lt (int $group.minReplicas) (int $group.maxReplicas)) }}{{ $scales = true }}{{ end -}}
+{{- end -}}
+{{- $scales = and .Values.autoscaler.enabled $scales (not (and .Values.job.enabled .Values.job.queue)) -}}
+rayVersion: {{ .Values.rayVersion | quote }}
+authOptions:
+  mode: token
+  {{- with .Values.auth.existingSecret }}
+  secretName: {{ . }}
+  {{- end }}
+{{- if .Values.tls.enabled }}
+tlsOptions:
+  enabled: true
+{{- end }}
+{{- if .Values.gcsFaultTolerance.enabled }}
+gcsFaultToleranceOptions:
+  redisAddress: {{ .Values.gcsFaultTolerance.redisAddress | default (printf "%s-redis:6379" .Release.Name) }}
+  redisPassword:
+    valueFrom:
+      secretKeyRef:
+        name: {{ .Values.gcsFaultTolerance.passwordSecret }}
+        key: password
+{{- end }}
+enableInTreeAutoscaling: {{ $scales }}
+{{- if $scales }}
+autoscalerOptions:
+  version: v2
+  idleTimeoutSeconds: {{ .Values.autoscaler.idleTimeoutSeconds }}
+  resources:
+    {{- include "shoal.resources" .Values.autoscaler | nindent 4 }}
+  securityContext:
+    {{- include "shoal.containerSecurity" . | nindent 4 }}
+  env:
+    - name: HOME
+      value: /home/shoal
+  volumeMounts:
+    - name: tmp
+      mountPath: /tmp
+    - name: home
+      mountPath: /home/shoal
+{{- end }}
+headGroupSpec:
+  serviceType: ClusterIP
+  rayStartParams:
+    # No training work: workers come and go, and the head must stay.
+    num-cpus: "0"
+    dashboard-host: 0.0.0.0
+  template:
+    {{- include "shoal.rayPod" (dict "root" . "group" .Values.head "name" "head" "head" true) | nindent 4 }}
+workerGroupSpecs:
+  {{- range $name, $group := .Values.workers }}
+  {{- if $group }}
+  - groupName: {{ $name }}
+    replicas: {{ max (int $group.minReplicas) (min (int ($group.replicas | default 0)) (int $group.maxReplicas)) }}
+    minReplicas: {{ $group.minReplicas }}
+    maxReplicas: {{ $group.maxReplicas }}
+    rayStartParams:
+      # Ray's store has half of /dev/shm; data loader processes have the rest.
+      object-store-memory: {{ div (mul (include "shoal.mebi" ($group.shm | default "1Gi")) 1048576) 2 | quote }}
+    template:
+      {{- include "shoal.rayPod" (dict "root" $ "group" $group "name" $name "head" false) | nindent 6 }}
+  {{- end }}
+  {{- end }}
+{{- end }}

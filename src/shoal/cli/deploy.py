@@ -1,0 +1,106 @@
+"""`shoal deploy`: the files that a cluster is started from."""
+
+from pathlib import Path
+
+import click
+
+from shoal.cli.kubernetes_options import check_settings, files_of, gpu_memory_of, kubernetes_options
+from shoal.cli.words import GPU, WORDS, WORKERS, recipes_and_overrides
+from shoal.core.errors import UserError
+
+
+@click.group("deploy")
+def command() -> None:
+    """Files to start a cluster from. Nothing is started, and nothing is sent anywhere."""
+
+
+@command.command("kubernetes")
+@WORDS
+@WORKERS
+@GPU
+@kubernetes_options
+@click.option("--values-only", is_flag=True, help="The values for helm install, instead of what it would apply.")
+@click.option("-o", "--output", metavar="FILE", help="Where to write it; otherwise to stdout.")
+def kubernetes(
+    words: tuple[str, ...],
+    workers: str | None,
+    gpu: bool,
+    namespace: str,
+    release: str,
+    preset: str | None,
+    values_files: tuple[str, ...],
+    settings: tuple[str, ...],
+    gpus_per_machine: int,
+    gpu_memory: str | None,
+    cpus: int | None,
+    values_only: bool,
+    output: str | None,
+) -> int:
+    """A cluster for KubeRay, with as many workers as a RECIPE wants and as much memory as its plan says; without a
+    RECIPE, as the preset says.
+
+    \b
+    shoal deploy kubernetes --preset small | kubectl apply -f -
+    shoal deploy kubernetes gpt2 --workers 16 --gpu --preset gpu --set storage.runs.storageClass=efs-sc -o cluster.yaml
+    shoal deploy kubernetes gpt2 --workers 16 --gpu --values-only -o values.yaml
+    """
+    import yaml
+
+    from shoal.deploy.kubernetes.chart import groups, render
+
+    check_settings(settings)
+    files = files_of(preset, values_files)
+    values = {}
+    if words or workers or gpu:
+        group = _group(words, workers, gpu, gpus_per_machine, gpu_memory, cpus)
+        from shoal.deploy.kubernetes.values import workers_values
+
+        values = {"workers": workers_values(group, groups(files))}
+    elif cpus is not None or gpu_memory is not None:
+        raise UserError("--cpus, --gpu-memory: are about the workers of a recipe; give one, or use --set workers...")
+    if values_only:
+        text = yaml.safe_dump(values, sort_keys=False)
+    else:
+        text = render(release, namespace, {"namespace": {"create": True}, **values}, files, settings)
+    write(text, output)
+    if output is not None:
+        follow = (
+            f"helm install {release} CHART --namespace {namespace} --values {output}"
+            if values_only
+            else f"kubectl apply -f {output}"
+        )
+        click.echo(f"written to {output}; next: {follow}", err=True)
+    return 0
+
+
+def _group(
+    words: tuple[str, ...],
+    workers: str | None,
+    gpu: bool,
+    gpus_per_machine: int,
+    gpu_memory: str | None,
+    cpus: int | None,
+) -> dict[str, object]:
+    from shoal.deploy.kubernetes.need import need_of
+    from shoal.deploy.kubernetes.values import Machines, group_values
+    from shoal.recipe.load import load_recipe
+
+    recipes, overrides = recipes_and_overrides(words, workers, gpu)
+    recipe = load_recipe(recipes, overrides).recipe
+    need, warnings = need_of(recipe, gpu_memory_of(gpu_memory))
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return group_values(recipe, need, Machines(gpus_per_machine=gpus_per_machine, cpus=cpus))
+
+
+def write(text: str, output: str | None) -> None:
+    """To a file, or to stdout."""
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    path = Path(output).expanduser()
+    if not path.parent.is_dir():
+        raise UserError(f"--output: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UserError(f"--output: {output} is a folder; give the name of a file")
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,59 @@
+"""What `shoal deploy kubernetes` and `shoal submit --kubernetes` both ask about a cluster."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shoal.cli.sizes import parse_size
+from shoal.core.errors import UserError
+
+_OPTIONS = [
+    click.option("--namespace", default="shoal", metavar="NAME", help="The namespace (default: shoal)."),
+    click.option("--release", default="shoal", metavar="NAME", help="What the chart's release is called (default: shoal)."),
+    click.option("--preset", metavar="NAME", help="Values that ship: small, gpu, spot, eks."),
+    click.option(
+        "--values", "values_files", multiple=True, metavar="FILE", help="Values of the chart, over the preset's; repeatable."
+    ),
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One value of the chart; repeatable."),
+    click.option(
+        "--gpus-per-machine", type=click.IntRange(min=1), default=8, metavar="N", help="GPUs that a machine has (default: 8)."
+    ),
+    click.option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, as in 80GiB: then it is checked."),
+    click.option("--cpus", type=click.IntRange(min=1), metavar="N", help="Cores of each pod; otherwise by the recipe."),
+]
+
+
+def kubernetes_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """All of them."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def files_of(preset: str | None, values_files: tuple[str, ...]) -> list[Path]:
+    """The files of values, that of the preset first."""
+    from shoal.deploy.kubernetes.chart import preset_file
+
+    files = [preset_file(preset)] if preset is not None else []
+    for name in values_files:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UserError(f"--values: there is no file {name}")
+        files.append(path)
+    return files
+
+
+def gpu_memory_of(text: str | None) -> int | None:
+    """In bytes."""
+    if text is None:
+        return None
+    return parse_size(text, "--gpu-memory", least=10**6, such_as="80GiB, 24GB or 512MiB")
+
+
+def check_settings(settings: tuple[str, ...]) -> None:
+    """Whether each is KEY=VALUE."""
+    for setting in settings:
+        if not setting.partition("=")[1] or not setting.partition("=")[0].strip():
+            raise UserError(f"--set: {setting!r} should be KEY=VALUE, as in storage.runs.storageClass=efs-sc")

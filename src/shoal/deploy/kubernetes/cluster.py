@@ -1,0 +1,86 @@
+"""The cluster that kubectl speaks to: objects made, looked at and removed, logs followed."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.errors import RunError, UserError
+from shoal.deploy.programs import find, run
+
+_TIMEOUT = "--request-timeout=20s"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A namespace of a cluster."""
+
+    namespace: str
+    context: str | None = None
+
+    def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an object, which must not be there yet; as the server has it."""
+        made: dict[str, Any] = json.loads(self._call("create", "-f", "-", "-o", "json", text=json.dumps(manifest)))
+        return made
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object, or None if there is none."""
+        text = self._call("get", kind, name, "-o", "json", "--ignore-not-found", _TIMEOUT)
+        found: dict[str, Any] | None = json.loads(text) if text.strip() else None
+        return found
+
+    def find(self, kind: str, label: str) -> list[dict[str, Any]]:
+        """Objects that have a label, the oldest first."""
+        text = self._call("get", kind, "-l", label, "-o", "json", "--sort-by=.metadata.creationTimestamp", _TIMEOUT)
+        found: list[dict[str, Any]] = json.loads(text)["items"]
+        return found
+
+    def delete(self, kind: str, name: str) -> None:
+        """Remove an object; no fault if it is gone."""
+        self._call("delete", kind, name, "--ignore-not-found", "--wait=false", _TIMEOUT)
+
+    def execute(self, pod: str, container: str, command: Sequence[str]) -> str:
+        """What a command says in a container."""
+        return self._call("exec", pod, "-c", container, "--", *command)
+
+    def log(self, pod: str, container: str) -> Iterator[str]:
+        """The lines of a container's log, from its beginning, as they come; ends with the container or the connection."""
+        words = [find("kubectl"), *self._where(), "logs", "--follow", pod, "-c", container]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:  # noqa: S603 - no shell
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    yield line.rstrip("\n")
+            finally:
+                process.terminate()
+
+    def _where(self) -> list[str]:
+        return ["--namespace", self.namespace, *(["--context", self.context] if self.context else [])]
+
+    def _call(self, *words: str, text: str | None = None) -> str:
+        result = run("kubectl", [*self._where(), *words], text)
+        if result.returncode:
+            raise in_words(result.stderr, self.namespace)
+        return result.stdout
+
+
+def in_words(said: str, namespace: str) -> Exception:
+    """What kubectl complains about, and what to do."""
+    lines = [line for line in said.strip().splitlines() if not re.match(r"^[EIW]\d{4} ", line)]
+    message = (lines[-1] if lines else said.strip()).removeprefix("error: ").removeprefix("Error from server ")
+    if "ray.io" in said and ("no matches for kind" in said or "doesn't have a resource type" in said):
+        return UserError(
+            "--kubernetes: this cluster knows no RayJobs; install the KubeRay operator, version 1.7 "
+            "(docs/kubernetes.md), or choose another cluster with --context"
+        )
+    if re.search(r"namespaces? \"?[\w-]+\"? not found", said):
+        return UserError(f"--namespace: there is no namespace {namespace!r} there; install the chart first")
+    if "context" in said and "does not exist" in said:
+        return UserError(f"--context: {message}; kubectl config get-contexts lists them")
+    if re.search(r"connection to the server|Unable to connect|no configuration has been provided|i/o timeout", said):
+        return UserError(f"--kubernetes: kubectl reaches no cluster ({message}); see kubectl cluster-info")
+    if "Forbidden" in said or "forbidden" in said:
+        return RunError(f"kubectl: {message}; ask whoever runs the cluster (rbac.submitters of the chart), or its quota")
+    return RunError(f"kubectl: {message}")

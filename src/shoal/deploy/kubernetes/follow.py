@@ -1,0 +1,174 @@
+"""A RayJob followed: its log, what it waits for, and how it ends."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.errors import RunError
+from shoal.deploy.kubernetes.cluster import Cluster
+
+RAY_JOBS = "rayjobs.ray.io"
+_LOOK_EVERY_S = 2.0
+_LOST_S = 300.0
+"""How long an API server that does not answer is asked again; the job goes on regardless."""
+_TELL_EVERY_S = 30.0
+_SUBMITTER = "ray-job-submitter"
+_HEAD = "ray-head"
+_CHATTER = re.compile(
+    r"^(Waiting for Ray Dashboard|Job submission server address|Tailing logs until|Next steps|Running entrypoint for job "
+    r"|-{10,}|  +(Query the|Request the|ray job )|Job '.*' submitted successfully|Failed to connect to GCS|"
+    r"[\d\s:,.-]+(INFO|SUCC|WARN\w*) [\w.]+:\d+ -- |.* -- Runtime env is setting up\.)"
+)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How a RayJob stands."""
+
+    name: str
+    deployment: str
+    """KubeRay's word: Initializing, Waiting, Running, Complete, Failed, Suspended, Retrying, ..."""
+    job: str
+    """Ray's word: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED, or empty before it was submitted."""
+    job_id: str
+    cluster: str
+    message: str
+    failures: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.deployment in ("Complete", "Failed", "ValidationFailed")
+
+    @property
+    def status(self) -> str:
+        """In the words of `shoal submit`: pending, running, succeeded, failed or stopped."""
+        if self.is_over:
+            return {"SUCCEEDED": "succeeded", "STOPPED": "stopped"}.get(self.job, "failed")
+        return "running" if self.deployment == "Running" else "pending"
+
+
+def state_of(name: str, ray_job: Mapping[str, Any]) -> JobState:
+    """How an object says that it stands."""
+    status = ray_job.get("status") or {}
+    return JobState(
+        name,
+        deployment=status.get("jobDeploymentStatus") or "",
+        job=status.get("jobStatus") or "",
+        job_id=status.get("jobId") or "",
+        cluster=status.get("rayClusterName") or "",
+        message=status.get("message") or status.get("reason") or "",
+        failures=int(status.get("failed") or 0),
+    )
+
+
+def look(cluster: Cluster, name: str) -> JobState:
+    """How it stands now."""
+    found = cluster.get(RAY_JOBS, name)
+    if found is None:
+        raise RunError(f"job {name!r}: there is none in the namespace {cluster.namespace}; it may have been deleted")
+    return state_of(name, found)
+
+
+def stop(cluster: Cluster, name: str) -> bool:
+    """Ask the run to save and end; whether it ran."""
+    state = look(cluster, name)
+    if state.is_over:
+        return False
+    if state.deployment != "Running" or not state.cluster:  # nothing to save yet
+        cluster.delete(RAY_JOBS, name)
+        return True
+    heads = cluster.find("pods", f"ray.io/cluster={state.cluster},ray.io/node-type=head")
+    if not heads:
+        raise RunError(f"job {name!r}: its cluster {state.cluster} has no head just now; try again")
+    command = ["ray", "job", "stop", "--no-wait", "--address", "http://127.0.0.1:8265", state.job_id]
+    cluster.execute(heads[-1]["metadata"]["name"], _HEAD, command)
+    return True
+
+
+class Follower:
+    """Follows one job through all its tries."""
+
+    def __init__(self, cluster: Cluster, name: str, tell: Callable[[str], None]) -> None:
+        self._cluster, self._name, self._tell = cluster, name, tell
+        self._seen: dict[str, int] = {}
+        """Lines that were shown, by try: the submitter may be started again, and then tells all once more."""
+        self._told = ""
+        self._told_at = 0.0
+        self._silent_since: float | None = None
+
+    def wait(self, see: Callable[[str], None] | None = None) -> JobState:
+        """How it stands when it has ended; the lines of its log go to `see` as they come."""
+        while True:
+            state = self._look()
+            if state is not None:
+                if see is not None and state.job_id and state.deployment in ("Running", "Complete", "Failed"):
+                    self._show(state, see)
+                if state.is_over:
+                    return state
+                self._tell_what_it_waits_for(state)
+            time.sleep(_LOOK_EVERY_S)
+
+    def _look(self) -> JobState | None:
+        """None where the API server does not answer just now."""
+        try:
+            state = look(self._cluster, self._name)
+        except RunError as error:
+            if "there is none" in str(error):
+                raise
+            now = time.monotonic()
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since > _LOST_S:
+                raise RunError(f"{error}; the job may go on: kubectl get rayjob {self._name}") from error
+            return None
+        self._silent_since = None
+        return state
+
+    def _show(self, state: JobState, see: Callable[[str], None]) -> None:
+        """The log of this try, for as long as the connection holds."""
+        pods = self._cluster.find("pods", f"job-name={self._name}")
+        if not pods or pods[-1].get("status", {}).get("phase") not in ("Running", "Succeeded", "Failed"):
+            return
+        skip, number = self._seen.get(state.job_id, 0), 0
+        for line in self._cluster.log(pods[-1]["metadata"]["name"], _SUBMITTER):
+            if _CHATTER.match(line):
+                continue
+            number += 1
+            if number > skip:
+                self._seen[state.job_id] = number
+                see(line)
+
+    def _tell_what_it_waits_for(self, state: JobState) -> None:
+        words = what_it_waits_for(state)
+        now = time.monotonic()
+        if words is not None and (words != self._told or now - self._told_at > _TELL_EVERY_S):
+            self._told, self._told_at = words, now
+            for line in [f"job {self._name}: {words}", *self._pending(state)]:
+                self._tell(line)
+
+    def _pending(self, state: JobState) -> list[str]:
+        """Why its pods have no place."""
+        if not state.cluster:
+            return []
+        found = []
+        for pod in self._cluster.find("pods", f"ray.io/cluster={state.cluster}"):
+            for condition in pod.get("status", {}).get("conditions", []):
+                if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+                    found.append(f"  {pod['metadata']['name']}: {condition.get('message', 'has no place')}")
+        return found
+
+
+def what_it_waits_for(state: JobState) -> str | None:
+    """In words, or None while it runs."""
+    more = f" ({state.message})" if state.message else ""
+    return {
+        "": f"waits for the KubeRay operator{more}",
+        "New": f"waits for the KubeRay operator{more}",
+        "Initializing": f"its cluster starts{more}",
+        "Waiting": f"waits to be submitted{more}",
+        "Suspended": "is suspended: waits for its queue",
+        "Suspending": "is being suspended",
+        "Retrying": f"failed and is tried again on a new cluster; so far {state.failures} failed{more}",
+    }.get(state.deployment)

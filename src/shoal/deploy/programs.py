@@ -1,0 +1,29 @@
+"""Helm and kubectl, the programs that Kubernetes is spoken to with."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.core.errors import UserError
+
+_GET = {
+    "helm": "Helm renders the chart: install it (helm.sh/docs/intro/install), version 3.14 or newer",
+    "kubectl": "kubectl speaks to the cluster: install it (kubernetes.io/docs/tasks/tools)",
+}
+
+
+def find(name: str) -> str:
+    """Where a program is: on the path, or beside this Python."""
+    beside = Path(sys.executable).with_name(name)
+    if (found := shutil.which(name)) is not None:
+        return found
+    if beside.is_file():
+        return str(beside)
+    raise UserError(f"{name}: is not on the path. {_GET[name]}")
+
+
+def run(name: str, arguments: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Call a program, given `text` on its standard input; the caller looks at the status."""
+    return subprocess.run([find(name), *arguments], input=text or "", capture_output=True, text=True, check=False)  # noqa: S603 - no shell
