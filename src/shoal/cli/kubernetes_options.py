@@ -11,14 +11,22 @@ from shoal.core.errors import UserError
 
 _OPTIONS = [
     click.option("--namespace", default="shoal", metavar="NAME", help="The namespace (default: shoal)."),
-    click.option("--release", default="shoal", metavar="NAME", help="What the chart's release is called (default: shoal)."),
+    click.option("--release", default="shoal", metavar="NAME", help="The chart's release (default: shoal)."),
     click.option("--preset", metavar="NAME", help="Values that ship: small, gpu, spot, eks."),
     click.option(
-        "--values", "values_files", multiple=True, metavar="FILE", help="Values of the chart, over the preset's; repeatable."
+        "--values",
+        "values_files",
+        multiple=True,
+        metavar="FILE",
+        help="Values over the preset's; repeatable.",
     ),
     click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One value of the chart; repeatable."),
     click.option(
-        "--gpus-per-machine", type=click.IntRange(min=1), default=8, metavar="N", help="GPUs that a machine has (default: 8)."
+        "--gpus-per-machine",
+        type=click.IntRange(min=1),
+        default=8,
+        metavar="N",
+        help="GPUs of a machine (default: 8).",
     ),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, as in 80GiB: then it is checked."),
     click.option("--cpus", type=click.IntRange(min=1), metavar="N", help="Cores of each pod; otherwise by the recipe."),

@@ -3,11 +3,14 @@
 import json
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.cli.job_log import LogView
+from shoal.cli.kubernetes_options import kubernetes_options
 from shoal.cli.words import GPU, RESUME, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import UserError
 
@@ -43,6 +46,43 @@ if TYPE_CHECKING:
 @click.option("--follow", metavar="JOB", help="Show the log of a job that was sent before, from its beginning.")
 @click.option("--stop", metavar="JOB", help="Stop a job: it saves a checkpoint and ends.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
+@click.option(
+    "--kubernetes", is_flag=True, help="As a RayJob with its own cluster, by kubectl; all below is for it."
+)
+@click.option("--context", metavar="NAME", help="kubectl's context.")
+@kubernetes_options
+@click.option("--queue", default="", metavar="NAME", help="Kueue's LocalQueue, which lets it start.")
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=3,
+    metavar="N",
+    help="Tries on new clusters (default: 3).",
+)
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=click.IntRange(min=0),
+    default=3600,
+    metavar="S",
+    help="The cluster stays so long after the end.",
+)
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="S",
+    help="Ended after so long, done or not.",
+)
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME",
+    help="A Secret whose keys become variables.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what --kubernetes would make, and stop.")
 def command(
     words: tuple[str, ...],
     address: str | None,
@@ -58,6 +98,8 @@ def command(
     follow: str | None,
     stop: str | None,
     as_json: bool,
+    kubernetes: bool,
+    **of_kubernetes: Any,
 ) -> int:
     """Train a RECIPE on a Ray cluster, as a job that goes on there when this command ends.
 
@@ -65,10 +107,17 @@ def command(
     shoal submit cifar10 data.dir=/shared/data --workers 4 --run-dir /shared/runs/first --address http://HEAD:8265
     shoal submit --follow JOB --address http://HEAD:8265
     shoal submit --stop JOB --address http://HEAD:8265
+    shoal submit gpt2 data.dir=/datasets/owt --workers 16 --gpu --kubernetes
     """
     if is_waited and no_follow:
         raise UserError("--wait: waits for the job's end, and --no-follow does not; give one of them")
     how = "wait" if is_waited else "neither" if no_follow else "follow"
+    if kubernetes:
+        from shoal.cli.submit_kubernetes import submit
+
+        asked = Asked(words, workers, gpu, name, run_dir, resume, working_dir, cluster_s, follow, stop)
+        return submit(asked, as_json, how, **of_kubernetes)
+    _refuse_kubernetes_options(of_kubernetes)
     job_id, option = (follow, "--follow") if follow is not None else (stop, "--stop")
     if job_id is None:
         job, code = _checked(words, workers, gpu, name, run_dir, resume, working_dir, cluster_s)
@@ -76,6 +125,30 @@ def command(
     if words or workers or gpu or name or run_dir or resume or working_dir or cluster_s or (follow and stop):
         raise UserError(f"{option}: is for a job that was sent; give it alone with --address")
     return (_stop if option == "--stop" else _attend)(_jobs(address), job_id, as_json, how)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a job, wherever it runs."""
+
+    words: tuple[str, ...]
+    workers: str | None
+    gpu: bool
+    name: str | None
+    run_dir: str | None
+    resume: str | None
+    working_dir: str | None
+    cluster_s: float
+    follow: str | None
+    stop: str | None
+
+
+def _refuse_kubernetes_options(given: dict[str, Any]) -> None:
+    """Options that say something about Kubernetes are not passed over."""
+    parameters = {parameter.name: parameter for parameter in command.params}
+    for name, value in given.items():
+        if value != parameters[name].get_default(click.get_current_context()) and value not in ((), None, False):
+            raise UserError(f"{parameters[name].opts[-1]}: is for --kubernetes; give that too, or leave this out")
 
 
 def _checked(
@@ -155,7 +228,7 @@ def _stop(jobs: "Jobs", job_id: str, as_json: bool, how: str) -> int:
 
 def _attend(jobs: "Jobs", job_id: str, as_json: bool, how: str) -> int:
     """Follow a job to its end, or wait for it; a Ctrl-C ends the following alone, and not the job."""
-    view = _LogView(as_json)
+    view = LogView(as_json)
     try:
         if how == "follow":
             state = jobs.follow(job_id, view, _say)
@@ -172,7 +245,7 @@ def _attend(jobs: "Jobs", job_id: str, as_json: bool, how: str) -> int:
     return 0 if how == "neither" else 130
 
 
-def _tell_end(jobs: "Jobs", state: "State", as_json: bool, view: "_LogView") -> int:
+def _tell_end(jobs: "Jobs", state: "State", as_json: bool, view: LogView) -> int:
     """How the job ended: in words, as JSON, and as the exit status."""
     from shoal.launch.submit import status_of
     from shoal.observe.console import describe
@@ -192,24 +265,6 @@ def _tell_end(jobs: "Jobs", state: "State", as_json: bool, view: "_LogView") -> 
             _say(f"  shoal submit --resume {run_dir} --address {jobs.address}")
     _print_json(as_json, state, summary)
     return status_of(state)
-
-
-class _LogView:
-    """Shows the lines of a job's log, but for Ray's own and the summary, which is told in words."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-        self.num_lines = 0
-        self.summary: dict[str, Any] | None = None
-
-    def __call__(self, line: str) -> None:
-        from shoal.launch.submit import is_chatter, summary_in
-
-        if (summary := summary_in(line)) is not None:
-            self.summary = summary
-        elif not is_chatter(line):
-            self.num_lines += 1
-            click.echo(line, err=self.as_json)
 
 
 def _hint(state: "State") -> str | None:

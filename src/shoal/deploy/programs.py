@@ -15,12 +15,12 @@ _GET = {
 
 
 def find(name: str) -> str:
-    """Where a program is: on the path, or beside this Python."""
+    """Where a program is: beside this Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
-    if (found := shutil.which(name)) is not None:
-        return found
     if beside.is_file():
         return str(beside)
+    if (found := shutil.which(name)) is not None:
+        return found
     raise UserError(f"{name}: is not on the path. {_GET[name]}")
 
 

@@ -7,6 +7,7 @@ with half of what each needs. Places beyond that are asked for one by one; they 
 import contextlib
 import json
 import os
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -131,6 +132,29 @@ def can_grow() -> bool:
     return not is_client() and bool(ray._private.state.state.get_cluster_config())
 
 
+class Departures:
+    """The machines that Ray drains, asked for by a thread: a head that is away answers nobody, and whoever asked it in
+    between would not hear the workers, whose agents end them when nobody does."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="departures", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+        self._thread.join(timeout=_LOOK_EVERY_S)
+
+    def _look(self) -> None:
+        while not self._closed.is_set():
+            # There is no public way to ask; Ray Train does it so. It raises when a head stays away, or we leave.
+            with contextlib.suppress(Exception):
+                self.nodes = set(ray._private.state.state.get_draining_nodes())
+            self._closed.wait(_LOOK_EVERY_S)
+
+
 def alive_nodes() -> list[dict[str, float]]:
     """What each machine of the cluster has."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -146,8 +170,7 @@ class RayCrew:
         self._resources = {name: amount for name, amount in resources.items() if amount}
         self._group = placement_group([self._resources] * size.least, strategy="PACK")
         self._members = [self._ask(i if i < size.least else None) for i in range(size.most)]
-        self._leaving: set[str] = set()
-        self._looked = 0.0
+        self._departures = None if self._is_client else Departures()
         self._is_complete = False
         """Whether there have ever been as many places as the run needs."""
         self._trouble = ""
@@ -199,13 +222,7 @@ class RayCrew:
 
     def leaving(self) -> set[str]:
         """Machines that Ray drains."""
-        now = time.monotonic()
-        if now - self._looked > _LOOK_EVERY_S:
-            self._looked = now
-            if not self._is_client:
-                # There is no public way to ask; Ray Train does it so.
-                self._leaving = set(ray._private.state.state.get_draining_nodes())
-        return self._leaving
+        return self._departures.nodes if self._departures is not None else set()
 
     def drop(self, member: Member) -> None:
         """Let go of the actor and ask for another."""
@@ -213,7 +230,7 @@ class RayCrew:
         with contextlib.suppress(RayError, ValueError):
             ray.kill(member.actor)
         # Ray moves what was reserved on a machine that is gone, but not what is on one that is about to go.
-        bundle = None if member.node in self._leaving else member.bundle
+        bundle = None if member.node in self.leaving() else member.bundle
         self._members = [self._ask(bundle) if other is member else other for other in self._members]
 
     def obstacle(self) -> str | None:
@@ -231,6 +248,8 @@ class RayCrew:
 
     def close(self) -> None:
         """Let go of everything."""
+        if self._departures is not None:
+            self._departures.close()
         for member in self._members:
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(member.actor)

@@ -49,9 +49,10 @@ def prepare(
     """
     if or_resume:
         if run_dir is None:
-            raise UserError("--or-resume: goes on with the run in a folder that is known before; give it with --run-dir")
-        if (expand_home(run_dir) / "recipe.yaml").is_file():
-            sources, overrides, run_dir, resume = (), (), None, expand_home(run_dir)
+            raise UserError("--or-resume: goes on with the run in a folder that is said before; give it with --run-dir")
+        folder = expand_home(run_dir)
+        if (folder / "recipe.yaml").is_file():
+            sources, overrides, run_dir, resume = (), (), None, folder
     if resume is not None:
         if sources:
             raise UserError("--resume: takes the recipe of the run it resumes; leave out the recipe")

@@ -14,7 +14,7 @@
 
 {{/*
 What all pods of a Ray cluster take at most: {cpu, memory, gpus, pods} as JSON. KubeRay's init container takes less than
-the container after it, and the larger of the two counts.
+the container after it, and the larger of the two counts; the pod with which it clears Redis takes 200m and 256Mi.
 */}}
 {{- define "shoal.clusterTakes" -}}
 {{- $cpu := add (include "shoal.milli" .Values.head.cpu) 0 -}}
@@ -24,6 +24,11 @@ the container after it, and the larger of the two counts.
 {{- if .Values.autoscaler.enabled -}}
 {{- $cpu = add $cpu (include "shoal.milli" .Values.autoscaler.cpu) -}}
 {{- $memory = add $memory (include "shoal.mebi" .Values.autoscaler.memory) -}}
+{{- end -}}
+{{- if .Values.gcsFaultTolerance.enabled -}}
+{{- $cpu = add $cpu 200 -}}
+{{- $memory = add $memory 256 -}}
+{{- $pods = add $pods 1 -}}
 {{- end -}}
 {{- range $name, $group := .Values.workers -}}
 {{- if $group -}}

@@ -108,7 +108,8 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ $.Release.Name }}-{{ ternary "head" "worker" .head }}
-  automountServiceAccountToken: {{ and .head $.Values.autoscaler.enabled }}
+  # For the autoscaler alone.
+  automountServiceAccountToken: {{ and .head (eq (include "shoal.scales" $) "true") }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ $.Values.terminationGracePeriodSeconds }}
   securityContext:
@@ -195,13 +196,18 @@ spec:
     {{- include "shoal.rayVolumes" (dict "root" $ "shm" ($group.shm | default "1Gi")) | nindent 4 }}
 {{- end }}
 
+{{/* "true" where there is something to scale, and nobody else (Kueue) who counts the pods. */}}
+{{- define "shoal.scales" -}}
+{{- $differ := false -}}
+{{- range $name, $group := .Values.workers -}}
+{{- if and $group (lt (int $group.minReplicas) (int $group.maxReplicas)) }}{{ $differ = true }}{{ end -}}
+{{- end -}}
+{{- if and .Values.autoscaler.enabled $differ (not (and .Values.job.enabled .Values.job.queue)) }}true{{ end -}}
+{{- end }}
+
 {{/* The spec of a RayCluster, of a standing one and of a job's. */}}
 {{- define "shoal.clusterSpec" -}}
-{{- $scales := false -}}
-{{- range $name, $group := .Values.workers -}}
-{{- if and $group (lt (int $group.minReplicas) (int $group.maxReplicas)) }}{{ $scales = true }}{{ end -}}
-{{- end -}}
-{{- $scales = and .Values.autoscaler.enabled $scales (not (and .Values.job.enabled .Values.job.queue)) -}}
+{{- $scales := eq (include "shoal.scales" .) "true" -}}
 rayVersion: {{ .Values.rayVersion | quote }}
 authOptions:
   mode: token

@@ -50,6 +50,19 @@ def groups(files: Sequence[Path]) -> dict[str, Any]:
     return {name: group for name, group in merged.items() if group is not None}
 
 
+def installed_values(release: str, namespace: str, context: str | None) -> str:
+    """The values with which the chart was installed, as YAML."""
+    words = ["get", "values", release, "--namespace", namespace, "--all", "--output", "yaml"]
+    result = run("helm", [*words, *(["--kube-context", context] if context else [])])
+    if result.returncode:
+        said = result.stderr.strip().splitlines()[-1].removeprefix("Error: ") if result.stderr.strip() else ""
+        raise UserError(
+            f"--release: the values of {release!r} in the namespace {namespace!r} cannot be read ({said}); install the "
+            "chart (docs/kubernetes.md), or say how pods look here: --preset NAME or --values FILE"
+        )
+    return result.stdout
+
+
 def render(
     release: str,
     namespace: str,

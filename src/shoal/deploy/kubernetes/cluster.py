@@ -46,7 +46,7 @@ class Cluster:
         return self._call("exec", pod, "-c", container, "--", *command)
 
     def log(self, pod: str, container: str) -> Iterator[str]:
-        """The lines of a container's log, from its beginning, as they come; ends with the container or the connection."""
+        """The lines of a container's log, from its beginning, as they come; until it ends, or the connection does."""
         words = [find("kubectl"), *self._where(), "logs", "--follow", pod, "-c", container]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:  # noqa: S603 - no shell
             assert process.stdout is not None
@@ -82,5 +82,7 @@ def in_words(said: str, namespace: str) -> Exception:
     if re.search(r"connection to the server|Unable to connect|no configuration has been provided|i/o timeout", said):
         return UserError(f"--kubernetes: kubectl reaches no cluster ({message}); see kubectl cluster-info")
     if "Forbidden" in said or "forbidden" in said:
-        return RunError(f"kubectl: {message}; ask whoever runs the cluster (rbac.submitters of the chart), or its quota")
+        return RunError(
+            f"kubectl: {message}; ask whoever runs the cluster (rbac.submitters of the chart), or its quota"
+        )
     return RunError(f"kubectl: {message}")

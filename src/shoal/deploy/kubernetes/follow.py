@@ -1,6 +1,7 @@
 """A RayJob followed: its log, what it waits for, and how it ends."""
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +18,14 @@ _TELL_EVERY_S = 30.0
 _SUBMITTER = "ray-job-submitter"
 _HEAD = "ray-head"
 _CHATTER = re.compile(
-    r"^(Waiting for Ray Dashboard|Job submission server address|Tailing logs until|Next steps|Running entrypoint for job "
-    r"|-{10,}|  +(Query the|Request the|ray job )|Job '.*' submitted successfully|Failed to connect to GCS|"
-    r"[\d\s:,.-]+(INFO|SUCC|WARN\w*) [\w.]+:\d+ -- |.* -- Runtime env is setting up\.)"
+    r"^(Waiting for Ray Dashboard|Job submission server address|Tailing logs until|Next steps"
+    r"|Running entrypoint for job |-{10,}|  +(Query the|Request the|ray job )|Job '.*' submitted successfully"
+    r"|Failed to connect to GCS|[\d\s:,.-]+(INFO|SUCC|WARN\w*) [\w.]+:\d+ -- |.* -- Runtime env is setting up\.)"
 )
+
+
+class NoJobError(RunError):
+    """There is no such job."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,15 @@ def look(cluster: Cluster, name: str) -> JobState:
     """How it stands now."""
     found = cluster.get(RAY_JOBS, name)
     if found is None:
-        raise RunError(f"job {name!r}: there is none in the namespace {cluster.namespace}; it may have been deleted")
+        raise NoJobError(f"job {name!r}: there is none in the namespace {cluster.namespace}, or no longer")
     return state_of(name, found)
+
+
+def run_dir_of(cluster: Cluster, name: str) -> str | None:
+    """The folder of a job's run, which its command names."""
+    found = cluster.get(RAY_JOBS, name) or {}
+    words = shlex.split((found.get("spec") or {}).get("entrypoint") or "")
+    return words[words.index("--run-dir") + 1] if "--run-dir" in words[:-1] else None
 
 
 def stop(cluster: Cluster, name: str) -> bool:
@@ -115,9 +127,9 @@ class Follower:
         """None where the API server does not answer just now."""
         try:
             state = look(self._cluster, self._name)
+        except NoJobError:
+            raise
         except RunError as error:
-            if "there is none" in str(error):
-                raise
             now = time.monotonic()
             self._silent_since = self._silent_since or now
             if now - self._silent_since > _LOST_S:
@@ -152,12 +164,12 @@ class Follower:
         """Why its pods have no place."""
         if not state.cluster:
             return []
-        found = []
-        for pod in self._cluster.find("pods", f"ray.io/cluster={state.cluster}"):
-            for condition in pod.get("status", {}).get("conditions", []):
-                if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-                    found.append(f"  {pod['metadata']['name']}: {condition.get('message', 'has no place')}")
-        return found
+        return [
+            f"  {pod['metadata']['name']}: {condition.get('message', 'has no place')}"
+            for pod in self._cluster.find("pods", f"ray.io/cluster={state.cluster}")
+            for condition in pod.get("status", {}).get("conditions", [])
+            if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+        ]
 
 
 def what_it_waits_for(state: JobState) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from shoal.core.errors import UserError
+from shoal.core.plain_yaml import dump
 from shoal.deploy.kubernetes.chart import render
 from shoal.launch.parcel import pack
 
@@ -51,7 +52,7 @@ class KubernetesJob:
 
     def to_yaml(self) -> str:
         """Both, as `kubectl apply` takes them."""
-        return yaml.safe_dump_all([self.config_map, self.ray_job], sort_keys=False)
+        return dump(self.config_map, self.ray_job)
 
 
 def job_name(wanted: str) -> str:

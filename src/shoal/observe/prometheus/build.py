@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
+from shoal.core.plain_yaml import dump
 from shoal.observe.prometheus.dashboard import dashboard_json
 from shoal.observe.prometheus.dcgm import counters_csv, manifests
 from shoal.observe.prometheus.rule_tests import rule_tests
@@ -20,23 +19,8 @@ _WORDS = {
 }
 
 
-class _Plain(yaml.SafeDumper):
-    """Without marks for values that occur twice, and with long texts as blocks."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Plain.add_representer(str, _text)
-
-
 def _yaml(name: str, *documents: object) -> str:
-    text = yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=110)
-    return f"# {_WORDS[name]}\n{text}"
+    return f"# {_WORDS[name]}\n{dump(*documents)}"
 
 
 def files() -> Mapping[str, str]:

@@ -102,7 +102,10 @@ def _pod() -> dict[str, Any]:
                     "capabilities": {"drop": ["ALL"]},
                     "seccompProfile": {"type": "RuntimeDefault"},
                 },
-                "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+                "resources": {
+                    "requests": {"cpu": "50m", "memory": "128Mi"},
+                    "limits": {"cpu": "500m", "memory": "512Mi"},
+                },
                 "readinessProbe": {
                     "httpGet": {"path": "/health", "port": "metrics"},
                     "initialDelaySeconds": 10,

@@ -1,7 +1,7 @@
 """The schemas of the custom resources that the chart makes, and what fits them: `crds.json.gz` beside this file.
 
-They are those of KubeRay 1.7.0, the Prometheus operator 0.93.0 and Kueue 0.19.2 (Apache 2.0), without their descriptions.
-Made anew by `python -m tests.deploy.crds FOLDER`, where FOLDER has their CustomResourceDefinitions as YAML.
+They are those of KubeRay 1.7.0, the Prometheus operator 0.93.0 and Kueue 0.19.2 (Apache 2.0), without descriptions.
+Made anew by `python -m tests.deploy.kubernetes.crds FOLDER`, where FOLDER has their CustomResourceDefinitions as YAML.
 """
 
 import functools

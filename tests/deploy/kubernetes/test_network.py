@@ -1,0 +1,115 @@
+"""Who may talk to whom: the policies, computed as a network plugin does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.deploy.kubernetes.rendering import NAMESPACE, manifests
+
+RAY = {"ray.io/is-ray-node": "yes"}
+HEAD = {**RAY, "ray.io/node-type": "head"}
+WORKER = {**RAY, "ray.io/node-type": "worker"}
+SHOAL = {"app.kubernetes.io/name": "shoal", "app.kubernetes.io/instance": "shoal"}
+SUBMITTER = {**SHOAL, "shoal/group": "submitter"}
+REDIS, MLFLOW, POSTGRESQL = (
+    {**SHOAL, "app.kubernetes.io/component": name} for name in ("redis", "mlflow", "postgresql")
+)
+OTHER = {"app": "other"}
+Peer = tuple[str, Mapping[str, str]]
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    for rule in selector.get("matchExpressions", []):
+        assert rule["operator"] == "In"
+        if labels.get(rule["key"]) not in rule["values"]:
+            return False
+    return all(labels.get(name) == value for name, value in selector.get("matchLabels", {}).items())
+
+
+def _matches(peer: Mapping[str, Any], other: Peer) -> bool:
+    namespace, labels = other
+    if "ipBlock" in peer:
+        return namespace == "outside"
+    if "namespaceSelector" in peer:
+        there = _selects(peer["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})
+        return there and _selects(peer.get("podSelector", {}), labels)
+    return namespace == NAMESPACE and _selects(peer["podSelector"], labels)
+
+
+def _passes(direction: str, own: Peer, other: Peer, port: int) -> bool:
+    """Whether the policies at one end let it through."""
+    namespace, labels = own
+    if namespace != NAMESPACE:
+        return True
+    policies = [
+        found["spec"]
+        for found in manifests("everything")
+        if found["kind"] == "NetworkPolicy" and found["metadata"]["namespace"] == NAMESPACE
+    ]
+    policies = [policy for policy in policies if _selects(policy["podSelector"], labels)]
+    side = "from" if direction == "Ingress" else "to"
+    assert any(direction in policy["policyTypes"] for policy in policies)  # so that what is not named is refused
+    return any(
+        any(_matches(peer, other) for peer in rule.get(side, [])) if side in rule else True
+        for policy in policies
+        if direction in policy["policyTypes"]
+        for rule in policy.get(direction.lower()) or []
+        if port in [item["port"] for item in rule.get("ports", [{"port": port}])]
+    )
+
+
+def may_call(source: Peer, target: Peer, port: int) -> bool:
+    return _passes("Egress", source, target, port) and _passes("Ingress", target, source, port)
+
+
+def _in(labels: Mapping[str, str]) -> Peer:
+    return NAMESPACE, labels
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port"),
+    [
+        (_in(WORKER), _in(HEAD), 6379),
+        (_in(WORKER), _in(WORKER), 43210),
+        (_in(HEAD), _in(WORKER), 43210),
+        (_in(HEAD), _in(REDIS), 6379),
+        (_in(WORKER), _in(MLFLOW), 5000),
+        (_in(MLFLOW), _in(POSTGRESQL), 5432),
+        (_in(SUBMITTER), _in(HEAD), 8265),
+        (("kuberay-operator", OTHER), _in(HEAD), 8265),
+        (("notebooks", OTHER), _in(HEAD), 8265),
+        (("notebooks", OTHER), _in(HEAD), 10001),
+        (("monitoring", OTHER), _in(WORKER), 8080),
+        (_in(HEAD), ("outside", {}), 6443),
+        (_in(WORKER), ("outside", {}), 443),
+        (_in(WORKER), ("kube-system", {"k8s-app": "kube-dns"}), 53),
+    ],
+)
+def test_what_ray_needs_passes(source: Peer, target: Peer, port: int):
+    assert may_call(source, target, port)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port"),
+    [
+        (_in(OTHER), _in(HEAD), 8265),
+        (("default", OTHER), _in(HEAD), 8265),
+        (("default", OTHER), _in(HEAD), 6379),
+        (("default", OTHER), _in(HEAD), 10001),
+        (("outside", {}), _in(HEAD), 8265),
+        (("kuberay-operator", OTHER), _in(HEAD), 6379),
+        (("monitoring", OTHER), _in(HEAD), 8265),
+        (("notebooks", OTHER), _in(WORKER), 8265),
+        (_in(SUBMITTER), _in(WORKER), 43210),
+        (_in(SUBMITTER), ("outside", {}), 443),
+        (_in(WORKER), _in(POSTGRESQL), 5432),
+        (_in(OTHER), _in(REDIS), 6379),
+        (_in(WORKER), ("outside", {}), 6443),
+        (_in(WORKER), ("default", OTHER), 80),
+        (_in(REDIS), ("outside", {}), 443),
+        (_in(WORKER), ("kube-system", {}), 443),
+    ],
+)
+def test_nothing_else_does(source: Peer, target: Peer, port: int):
+    assert not may_call(source, target, port)
