@@ -29,6 +29,7 @@ try:
 except shoal.UserError:
     pass
 commands = "train tune runs checkpoints plan drill bench data submit completion monitor report track metrics"
+commands += " deploy doctor"
 for command in commands.split():
     assert shoal.cli.main.run([command, "--help"]) == 0
 assert shoal.cli.main.run(["train", "--list"]) == 0

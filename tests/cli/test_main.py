@@ -13,7 +13,7 @@ from tests.tiny import own_recipe, write_own_task, write_tiny
 
 COMMANDS = (
     *("train", "tune", "plan", "submit", "runs", "report", "monitor", "track", "metrics", "checkpoints", "data"),
-    *("drill", "bench", "completion"),
+    *("drill", "bench", "completion", "deploy", "doctor"),
 )
 SHOAL = Path(sys.executable).with_name("shoal")
 Capture = pytest.CaptureFixture[str]

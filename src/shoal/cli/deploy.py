@@ -92,6 +92,36 @@ def _group(
     return group_values(recipe, need, Machines(gpus_per_machine=gpus_per_machine, cpus=cpus))
 
 
+@command.command("docker")
+@click.option("-o", "--output", required=True, metavar="DIR", help="The folder to write; a new one, or one of before.")
+def docker(output: str) -> int:
+    """A cluster on this machine for Docker Compose: a head, two workers, MLflow, Prometheus and Grafana.
+
+    \b
+    shoal deploy docker -o my-cluster && cd my-cluster && head compose.yaml
+    """
+    from shoal.deploy.docker import files
+
+    folder = _folder(output, own="compose.yaml")
+    for name, text in files().items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    click.echo(f"written to {output}; next: the four lines at the top of {output}/compose.yaml", err=True)
+    return 0
+
+
+def _folder(output: str, own: str) -> Path:
+    """A folder that is new, or holds nothing, or what was written there before, by which `own` is known."""
+    folder = Path(output).expanduser()
+    if folder.is_file():
+        raise UserError(f"--output: {output} is a file; give the name of a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / own).is_file():
+        raise UserError(f"--output: {output} holds other things; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def write(text: str, output: str | None) -> None:
     """To a file, or to stdout."""
     if output is None:

@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 @click.option("--follow", metavar="JOB", help="Show the log of a job that was sent before, from its beginning.")
 @click.option("--stop", metavar="JOB", help="Stop a job: it saves a checkpoint and ends.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
-@click.option(
-    "--kubernetes", is_flag=True, help="As a RayJob with its own cluster, by kubectl; all below is for it."
-)
+@click.option("--kubernetes", is_flag=True, help="As a RayJob with its own cluster, by kubectl; all below is for it.")
 @click.option("--context", metavar="NAME", help="kubectl's context.")
 @kubernetes_options
 @click.option("--queue", default="", metavar="NAME", help="Kueue's LocalQueue, which lets it start.")

@@ -61,6 +61,8 @@ def submit(
         if option == "--stop":
             return _stop(cluster, there, as_json, how)
         return _attend(cluster, there, None, as_json, how)
+    if asked.resume is not None:
+        raise UserError("--resume: is not for --kubernetes; submit the recipe with the run's folder as --run-dir again")
     check_settings(settings)
     with contextlib.ExitStack() as stack:
         files = files_of(preset, values_files) or [stack.enter_context(_of_release(release, namespace, context))]
@@ -115,8 +117,6 @@ def _made(
     from shoal.recipe.load import load_recipe
     from shoal.train.track import check_tracking
 
-    if asked.resume is not None:
-        raise UserError("--resume: is not for --kubernetes; submit the recipe with the run's folder as --run-dir again")
     recipes, overrides = recipes_and_overrides(asked.words, asked.workers, asked.gpu)
     if asked.name is not None:
         overrides.append(f"name={json.dumps(asked.name)}")

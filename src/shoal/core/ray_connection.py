@@ -7,8 +7,9 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
+
+from shoal.core.storage import expand_home
 
 _ANSWERS_WITHIN_S = 5.0
 RUNTIME_ENV = "SHOAL_RAY_RUNTIME_ENV"
@@ -40,7 +41,7 @@ def has_token() -> bool:
     """Whether this user has a token for Ray."""
     return (
         bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys())
-        or (Path.home() / ".ray" / "auth_token").is_file()
+        or expand_home("~/.ray/auth_token").is_file()
     )
 
 

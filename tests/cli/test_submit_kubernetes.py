@@ -1,0 +1,330 @@
+"""`shoal submit --kubernetes`: real kubectl and Helm, an API server that keeps what is valid, and jobs that run."""
+
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.cli.main import run
+from shoal.observe.runs import read_run
+from tests.deploy.kubernetes.api_server import ApiServer
+from tests.deploy.kubernetes.kuberay import Operator
+from tests.head import Head, head_node
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["cluster.threads_per_worker=1", "cluster.gpus_per_worker=0"]
+TASK = """
+import os, pathlib, time, torch
+
+class Slow:
+    def __init__(self, pause_s=0.0, once=None):
+        self.pause_s, self.once, self.step = pause_s, once, 0
+
+    def model(self):
+        return torch.nn.Linear(4, 1)
+
+    def datasets(self):
+        torch.manual_seed(1)
+        train = [(torch.randn(4), torch.randn(1)) for _ in range(64)]
+        return {"train": train, "val": train[:8]}
+
+    def loss(self, model, batch):
+        self.step += model.training
+        time.sleep(self.pause_s)
+        if self.once and self.step == 13 and not pathlib.Path(self.once).exists():
+            pathlib.Path(self.once).touch()
+            raise ArithmeticError("made to fail once")
+        return (model(batch[0]) - batch[1]).pow(2).mean()
+"""
+RECIPE = {
+    "name": "slow",
+    "task": {"name": "slow_task:Slow"},
+    "train": {"steps": 24, "global_batch": 8},
+    "checkpoint": {"every_steps": 5},
+    "observe": {"every_steps": 1},
+    "cluster": {"threads_per_worker": 1, "gpus_per_worker": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with head_node() as found:
+        yield found
+
+
+@pytest.fixture
+def api(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """An API server that kubectl speaks to; nobody carries its jobs out."""
+    server = ApiServer()
+    (here / "kubeconfig").write_text(server.kubeconfig())
+    monkeypatch.setenv("KUBECONFIG", str(here / "kubeconfig"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def operator(api: ApiServer, head: Head, tmp_path: Path) -> Iterator[Operator]:
+    found = Operator(api, head, tmp_path / "mounts")
+    yield found
+    found.close()
+
+
+def slow(**arguments: Any) -> dict[str, Any]:
+    return {**RECIPE, "task": {"name": "slow_task:Slow", "args": arguments}}
+
+
+def submit(*words: str) -> int:
+    return run(["submit", *words, "--kubernetes"])
+
+
+def the_job(api: ApiServer) -> dict[str, Any]:
+    (job,) = (found for (kind, _), found in api.objects.items() if kind == "RayJob")
+    return job
+
+
+def last_json(out: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+# ---------------------------------------------------------------- to the end
+
+
+def test_a_job_is_followed_to_its_end(operator: Operator, tmp_path: Path, capfd: Capture) -> None:
+    words = ["digits", "train.epochs=2", *SMALL, "--workers", "2", "--preset", "small", "--name", "Trial_1"]
+    run_dir = tmp_path / "shared" / "first"
+    assert submit(*words, "--run-dir", str(run_dir), "--json") == 0
+    out, err = capfd.readouterr()
+    record = last_json(out)
+    assert record["job_id"].startswith("trial-1-20") and record["status"] == "succeeded"
+    assert record["summary"]["status"] == "done" and record["summary"]["world_size"] == 2
+    assert read_run(run_dir).summary["weights_sha256"] == record["summary"]["weights_sha256"]
+    assert f"job {record['job_id']} is made in the namespace shoal" in err
+    assert "13,754 parameters on 2 workers" in err and "step 46/46" in err
+    for chatter in ("INFO", "submitted successfully", "Tailing", "weights_sha256", "Traceback"):
+        assert chatter not in err
+    config = operator.api.get("ConfigMap", record["job_id"])
+    job = the_job(operator.api)
+    assert config is not None and config["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+
+
+def test_a_try_that_fails_is_followed_by_another_that_goes_on(
+    operator: Operator, here: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    (here / "slow_task.py").write_text(TASK)
+    run_dir, once = tmp_path / "shared" / "run", tmp_path / "once"
+    (here / "slow.yaml").write_text(json.dumps(slow(once=str(once))))
+    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", "--run-dir", str(run_dir), "--retries", "2"]
+    assert submit(*words) == 0
+    out, err = capfd.readouterr()
+    assert len(operator.clusters) == 2 and once.exists()
+    assert "made to fail once" in out + err and "tried again on a new cluster; so far 1 failed" in err
+    found = read_run(run_dir)
+    assert found.summary["status"] == "done" and found.summary["step"] == 24
+    assert found.summary["resumed_from_step"] == 10  # what was saved was not trained again
+    assert out.count("step 24/24  epoch 3.00  train_loss") == 1
+
+
+def test_a_job_is_stopped_with_a_checkpoint_and_goes_on(
+    operator: Operator, here: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    (here / "slow_task.py").write_text(TASK)
+    (here / "slow.yaml").write_text(
+        json.dumps({**RECIPE, "task": {"name": "slow_task:Slow", "args": {"pause_s": 0.2}}})
+    )
+    run_dir = tmp_path / "shared" / "run"
+    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", "--run-dir", str(run_dir)]
+    assert submit(*words, "--no-follow", "--json") == 0
+    out, err = capfd.readouterr()
+    name = last_json(out)["job_id"]
+    assert last_json(out)["status"] in ("pending", "running") and f"shoal submit --kubernetes --stop {name}" in err
+    deadline = time.monotonic() + 90
+    while not run_dir.is_dir() or read_run(run_dir).step < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert submit("--stop", name) == 0
+    assert f"job {name}: stopped" in (err := capfd.readouterr().err) and f"--run-dir {run_dir}" in err
+    assert read_run(run_dir).summary["status"] == "interrupted"
+    assert submit(*words) == 0
+    assert read_run(run_dir).summary["status"] == "done" and read_run(run_dir).summary["resumed_from_step"] >= 3
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_following_and_not_the_job(
+    operator: Operator, here: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    (here / "slow_task.py").write_text(TASK)
+    (here / "slow.yaml").write_text(
+        json.dumps({**RECIPE, "task": {"name": "slow_task:Slow", "args": {"pause_s": 0.3}}})
+    )
+    run_dir = tmp_path / "shared" / "run"
+    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", "--run-dir", str(run_dir), "--kubernetes"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal.cli.main", "submit", *words],
+        env=dict(os.environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 3/24" in line or "3/24" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "goes on there" in err
+    name = the_job(operator.api)["metadata"]["name"]
+    assert submit("--follow", name) == 0
+    out, _ = capfd.readouterr()
+    assert "24/24" in out and read_run(run_dir).summary["restarts"] == 0
+
+
+# ---------------------------------------------------------------- what is made
+
+
+def made(capsys: Capture, *words: str) -> dict[str, Any]:
+    assert submit(*words, "--dry-run") == 0
+    return {found["kind"]: found for found in yaml.safe_load_all(capsys.readouterr().out)}
+
+
+def test_a_job_has_the_machines_that_its_recipe_wants(here: Path, capsys: Capture) -> None:
+    found = made(capsys, "mnist", "--workers", "3:6", "--gpu", "--preset", "spot", "--gpus-per-machine", "2")
+    (group,) = found["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert (group["groupName"], group["minReplicas"], group["maxReplicas"]) == ("spot", 2, 3)
+    container = group["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert group["template"]["spec"]["nodeSelector"] == {"karpenter.sh/capacity-type": "spot"}  # the preset's own
+    assert found["RayJob"]["spec"]["rayClusterSpec"]["enableInTreeAutoscaling"] is True
+
+
+def test_a_queue_a_deadline_retries_and_secrets(here: Path, capsys: Capture) -> None:
+    words = ["digits", "--preset", "small", "--queue", "team-a", "--deadline", "3600", "--retries", "0", "--ttl", "60"]
+    job = made(capsys, *words, "--secret", "wandb", "--workers", "1:2")["RayJob"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    spec = job["spec"]
+    assert spec["suspend"] is True and spec["shutdownAfterJobFinishes"] is True
+    assert (spec["activeDeadlineSeconds"], spec["backoffLimit"], spec["ttlSecondsAfterFinished"]) == (3600, 0, 60)
+    assert spec["rayClusterSpec"]["enableInTreeAutoscaling"] is False  # Kueue counts the pods
+    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert {"secretRef": {"name": "wandb"}} in head["envFrom"]
+
+
+def test_code_goes_along_or_is_fetched(here: Path, capsys: Capture) -> None:
+    (here / "code").mkdir()
+    (here / "code" / "my_task.py").write_text("x = 1\n")
+    found = made(capsys, "digits", "--preset", "small", "--working-dir", "code")
+    content = base64.b64decode(found["ConfigMap"]["binaryData"]["code.zip"])
+    assert zipfile.ZipFile(io.BytesIO(content)).namelist() == ["my_task.py"]
+    assert "file:///etc/shoal/job/code.zip" in found["RayJob"]["spec"]["runtimeEnvYAML"]
+    found = made(capsys, "digits", "--preset", "small", "--working-dir", "s3://bucket/code.zip")
+    assert (
+        "s3://bucket/code.zip" in found["RayJob"]["spec"]["runtimeEnvYAML"] and "binaryData" not in found["ConfigMap"]
+    )
+
+
+def test_secrets_stay_where_they_are(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_BUCKET", "s3cr3t-h0rse")
+    assert submit("digits", "checkpoint.upload_to=s3://${env:MY_BUCKET}/x", "--preset", "small", "--dry-run") == 0
+    out, err = capsys.readouterr()
+    assert "s3cr3t-h0rse" not in out + err and "${env:MY_BUCKET}" in out
+    assert "the recipe refers to MY_BUCKET; give the Secret that has it as --secret NAME" in err
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["digits", "--preset", "smal"],
+            "--preset: 'smal' is none; allowed: eks, gpu, small, spot; did",
+        ),
+        (["digits", "--values", "none.yaml"], "--values: there is no file none.yaml"),
+        (["digits", "--preset", "small", "--set", "x"], "--set: 'x' should be KEY=VALUE"),
+        (["digits", "--preset", "small", "--set", "image.tg=1"], "image: additional properties 'tg' not allowed"),
+        (["digits", "--preset", "small", "--run-dir", "runs/x"], "--run-dir: 'runs/x' should be a whole path"),
+        (["digits", "--preset", "small", "--working-dir", "none"], "--working-dir: none is no folder"),
+        (["digits", "--resume", "x"], "--resume: is not for --kubernetes"),
+        (["digits", "train.stepz=1", "--preset", "small"], "train.stepz"),
+        (["digits", "--stop", "x"], "--stop: is for a job that was sent"),
+        (
+            ["digits", "cluster.gpus_per_worker=0.5", "--preset", "small"],
+            "gpus_per_worker: 0.5 is part of a GPU",
+        ),
+    ],
+)
+def test_wrong_input_is_told_before_anything_is_sent(
+    api: ApiServer, here: Path, capsys: Capture, words: list[str], message: str
+) -> None:
+    assert submit(*words) == 2
+    assert message in capsys.readouterr().err and not api.objects
+
+
+def test_options_of_kubernetes_want_kubernetes(here: Path, capsys: Capture) -> None:
+    assert run(["submit", "digits", "--queue", "a", "--address", "http://127.0.0.1:1"]) == 2
+    assert "--queue: is for --kubernetes" in capsys.readouterr().err
+
+
+def test_too_much_code(here: Path, capsys: Capture) -> None:
+    (here / "code").mkdir()
+    (here / "code" / "weights.bin").write_bytes(os.urandom(1 << 20))
+    assert submit("digits", "--preset", "small", "--working-dir", "code", "--dry-run") == 2
+    assert "--working-dir: code is 1,024 KiB when packed" in capsys.readouterr().err
+
+
+def test_a_cluster_without_kuberay(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ApiServer(knows_ray=False)
+    try:
+        (here / "kubeconfig").write_text(server.kubeconfig())
+        monkeypatch.setenv("KUBECONFIG", str(here / "kubeconfig"))
+        assert submit("digits", "--preset", "small") == 2
+        assert "install the KubeRay operator" in capsys.readouterr().err
+        assert submit("--follow", "x") == 2
+    finally:
+        server.close()
+
+
+def test_nobody_answers(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "kubeconfig").write_text(ApiServerAddress)
+    monkeypatch.setenv("KUBECONFIG", str(here / "kubeconfig"))
+    assert submit("digits", "--preset", "small") == 2
+    assert "kubectl reaches no cluster" in capsys.readouterr().err
+    assert submit("digits") == 2
+    assert "--release: the values of 'shoal'" in capsys.readouterr().err
+
+
+ApiServerAddress = json.dumps(
+    {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        "current-context": "here",
+    }
+)
+
+
+def test_a_refusal_of_the_cluster_leaves_nothing(api: ApiServer, here: Path, capsys: Capture) -> None:
+    api.refuse = lambda kind, manifest: 'configmaps is forbidden: User "me" cannot' if kind == "ConfigMap" else None
+    assert submit("digits", "--preset", "small") == 1
+    assert "ask whoever runs the cluster" in capsys.readouterr().err and not api.objects
+
+
+def test_a_job_that_is_not_there(api: ApiServer, here: Path, capsys: Capture) -> None:
+    for option in ("--follow", "--stop"):
+        assert submit(option, "nothing") == 1
+        assert "job 'nothing': there is none in the namespace shoal" in capsys.readouterr().err
