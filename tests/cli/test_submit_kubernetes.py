@@ -201,7 +201,9 @@ def made(capsys: Capture, *words: str) -> dict[str, Any]:
 
 def test_a_job_has_the_machines_that_its_recipe_wants(here: Path, capsys: Capture) -> None:
     found = made(capsys, "mnist", "--workers", "3:6", "--gpu", "--preset", "spot", "--gpus-per-machine", "2")
-    (group,) = found["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    leader, group = found["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert leader["resources"] == {"CPU": "0", "drivers": "1000"}  # it leads the job, and does not train
+    assert found["RayJob"]["spec"]["entrypointResources"] == '{"drivers": 1}'
     assert (group["groupName"], group["minReplicas"], group["maxReplicas"]) == ("spot", 2, 3)
     container = group["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"

@@ -9,6 +9,7 @@ WRONG = {
     "workers.cpu.minReplicas=-2": ("/workers/cpu/minReplicas", "got -2, want 0"),
     "workers.cpu.minReplicas=9": ("workers.cpu.minReplicas: 9 is more than maxReplicas, 4",),
     "workers.cpu.shm=32Gi": ("workers.cpu.shm: 32Gi is more than the pod's memory, 16Gi",),
+    "workers.cpu.leads=true,workers.cpu.gpus=2": ("workers.cpu.leads: a group that leads does not train",),
     "workers.cpu.memory=16GB": ("/workers/cpu/memory", "does not match"),
     "workers.cpu.cpu=0": ("/workers/cpu/cpu", "got 0, want 0"),
     "workers.cpu.memroy=1Gi": ("/workers/cpu", "memroy"),

@@ -205,6 +205,13 @@ spec:
 {{- if and .Values.autoscaler.enabled $differ (not (and .Values.job.enabled .Values.job.queue)) }}true{{ end -}}
 {{- end }}
 
+{{/* "true" where a group leads jobs. */}}
+{{- define "shoal.leads" -}}
+{{- $leads := false -}}
+{{- range $name, $group := .Values.workers }}{{ if and $group $group.leads (int $group.minReplicas) }}{{ $leads = true }}{{ end }}{{ end -}}
+{{- if $leads }}true{{ end -}}
+{{- end }}
+
 {{/* The spec of a RayCluster, of a standing one and of a job's. */}}
 {{- define "shoal.clusterSpec" -}}
 {{- $scales := eq (include "shoal.scales" .) "true" -}}
@@ -260,6 +267,12 @@ workerGroupSpecs:
     replicas: {{ max (int $group.minReplicas) (min (int ($group.replicas | default 0)) (int $group.maxReplicas)) }}
     minReplicas: {{ $group.minReplicas }}
     maxReplicas: {{ $group.maxReplicas }}
+    {{- if $group.leads }}
+    # Ray puts the jobs' own processes here, and no training.
+    resources:
+      CPU: "0"
+      drivers: "1000"
+    {{- end }}
     rayStartParams:
       # Ray's store has half of /dev/shm; data loader processes have the rest.
       object-store-memory: {{ div (mul (include "shoal.mebi" ($group.shm | default "1Gi")) 1048576) 2 | quote }}

@@ -94,9 +94,10 @@ def pod_memory(need: Need, workers: int) -> tuple[int, int]:
 
 def workers_values(group: dict[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
     """The chart's `workers` with the recipe's group alone: in place of the one of its kind that is there, whose node
-    selector and other settings stay; the rest is left out."""
+    selector and other settings stay; the rest is left out, but for those that lead jobs."""
     kind = bool(group["gpus"])
-    own = next((name for name, found in there.items() if bool(found.get("gpus")) == kind), "gpu" if kind else "cpu")
+    train = {name: found for name, found in there.items() if not found.get("leads")}
+    own = next((name for name, found in train.items() if bool(found.get("gpus")) == kind), "gpu" if kind else "cpu")
     if "nodeSelector" in (there.get(own) or {}):
         group = {name: value for name, value in group.items() if name != "nodeSelector"}
-    return {**dict.fromkeys(there), own: group}
+    return {**dict.fromkeys(train), own: group}
