@@ -259,3 +259,18 @@ def test_what_cannot_run_here_is_refused_before_anything_starts(
     with pytest.raises(UserError, match=says):
         launch(prepared, Launch(watch, watch.stop, **options))
     assert watch.events == [] and list(here.iterdir()) == []
+
+
+def test_a_folder_is_started_or_gone_on_with(here: Path) -> None:
+    """For schedulers that start the same command again."""
+    words = {"run_dir": "out", "or_resume": True}
+    first = prepare(["digits"], ["train.steps=4"], **words)
+    assert not first.resume and first.run_dir == Path("out")
+    (here / "out").mkdir()
+    assert not prepare(["digits"], ["train.steps=4"], **words).resume  # it had come no further than the folder
+    (here / "out" / "recipe.yaml").write_text(first.loaded.to_yaml())
+    again = prepare(["digits"], ["train.steps=4"], **words)
+    assert again.resume and again.run_dir == Path("out") and again.loaded.recipe == first.loaded.recipe
+    assert prepare(["mnist"], ["train.steps=9"], **words).loaded.recipe == first.loaded.recipe  # as it was started
+    with pytest.raises(UserError, match="give it with --run-dir"):
+        prepare(["digits"], or_resume=True)

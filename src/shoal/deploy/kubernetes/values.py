@@ -32,8 +32,6 @@ class Need:
 class Machines:
     """What the user says about the machines."""
 
-    workers_per_pod: int | None = None
-    """Null: one, or as many as a machine has GPUs."""
     gpus_per_machine: int = 8
     cpus: int | None = None
     """Cores of each pod."""
@@ -42,13 +40,12 @@ class Machines:
 def group_values(recipe: Recipe, need: Need, machines: Machines) -> dict[str, Any]:
     """One group of the chart's `workers` on which the recipe's workers have place, and no more of them."""
     cluster = recipe.cluster
-    gpus = cluster.gpus_per_worker or 0
-    if gpus and gpus != int(gpus):
+    if (share := cluster.gpus_per_worker) is not None and 0 < share < 1:
         raise UserError(
-            f"cluster.gpus_per_worker: {gpus:g} is part of a GPU; pods have whole ones. Give 1, or deploy a preset and "
-            "submit to it with --address"
+            f"cluster.gpus_per_worker: {share:g} is part of a GPU, and pods have whole ones; give 1, or deploy a preset "
+            "and submit to it with --address"
         )
-    each = workers_per_pod(cluster.workers, int(gpus), machines)
+    each = workers_per_pod(cluster.workers, need.on_gpu, machines)
     least = math.ceil((cluster.min_workers or cluster.workers) / each)
     most = math.ceil(cluster.workers / each)
     memory, shm = pod_memory(need, each)
@@ -56,29 +53,21 @@ def group_values(recipe: Recipe, need: Need, machines: Machines) -> dict[str, An
         "minReplicas": least,
         "maxReplicas": most,
         "replicas": most,
-        "cpu": machines.cpus or each * (cluster.cpus_per_worker or (8 if gpus else 2)),
+        "cpu": machines.cpus or each * (cluster.cpus_per_worker or (8 if need.on_gpu else 2)),
         "memory": f"{memory // _GIB}Gi",
         "shm": f"{shm // _GIB}Gi",
-        "gpus": each * int(gpus),
+        "gpus": each if need.on_gpu else 0,
     }
-    if gpus:
+    if need.on_gpu:
         values["nodeSelector"] = {"nvidia.com/gpu.present": "true"}
     return values
 
 
-def workers_per_pod(workers: int, gpus_per_worker: int, machines: Machines) -> int:
-    """How many workers share a pod: those of a machine's GPUs, as evenly as they come."""
-    if machines.workers_per_pod is not None:
-        return min(machines.workers_per_pod, workers)
-    if not gpus_per_worker:
+def workers_per_pod(workers: int, on_gpu: bool, machines: Machines) -> int:
+    """How many workers share a pod: those of a machine's GPUs, spread evenly over as few machines as it takes."""
+    if not on_gpu:
         return 1
-    if gpus_per_worker > machines.gpus_per_machine:
-        raise UserError(
-            f"cluster.gpus_per_worker: {gpus_per_worker} is more than a machine has (--gpus-per-machine "
-            f"{machines.gpus_per_machine})"
-        )
-    room = machines.gpus_per_machine // gpus_per_worker
-    return math.ceil(workers / math.ceil(workers / room))
+    return math.ceil(workers / math.ceil(workers / machines.gpus_per_machine))
 
 
 def pod_memory(need: Need, workers: int) -> tuple[int, int]:

@@ -1,0 +1,81 @@
+"""`shoal deploy`: files to start clusters from."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.cli.main import run
+from shoal.deploy.docker import files
+
+Capture = pytest.CaptureFixture[str]
+NAMED = ["--set", "storage.runs.storageClass=nfs"]
+
+
+def test_a_cluster_for_a_recipe(here: Path, capsys: Capture) -> None:
+    words = ["deploy", "kubernetes", "mnist", "--workers", "2:6", "--namespace", "vision", *NAMED]
+    assert run(words) == 0
+    found = [document for document in yaml.safe_load_all(capsys.readouterr().out) if document]
+    namespace = next(one for one in found if one["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    cluster = next(one for one in found if one["kind"] == "RayCluster")
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert (group["minReplicas"], group["maxReplicas"]) == (2, 6)
+    assert all(one["metadata"].get("namespace", "vision") == "vision" for one in found)
+
+
+def test_more_memory_for_a_larger_model(here: Path, capsys: Capture) -> None:
+    sizes = []
+    for width in (128, 8192):
+        words = [f"model.hidden=[{width},{width}]", "train.global_batch=64", "--workers", "2", "--values-only"]
+        assert run(["deploy", "kubernetes", "synthetic_mlp", *words]) == 0
+        sizes.append(yaml.safe_load(capsys.readouterr().out)["workers"]["cpu"]["memory"])
+    assert int(sizes[0].removesuffix("Gi")) < int(sizes[1].removesuffix("Gi"))
+
+
+def test_to_a_file(here: Path, capsys: Capture) -> None:
+    assert run(["deploy", "kubernetes", "--preset", "small", "-o", "cluster.yaml"]) == 0
+    assert "next: kubectl apply -f cluster.yaml" in capsys.readouterr().err
+    assert "kind: RayCluster" in (here / "cluster.yaml").read_text()
+
+
+def test_docker(here: Path, capsys: Capture) -> None:
+    for _ in range(2):  # again over its own
+        assert run(["deploy", "docker", "-o", "mine"]) == 0
+    for name, text in files().items():
+        assert (here / "mine" / name).read_text() == text
+    (here / "other").mkdir()
+    (here / "other" / "thesis.tex").touch()
+    assert run(["deploy", "docker", "-o", "other"]) == 2
+    assert "--output: other holds other things" in capsys.readouterr().err
+    assert [file.name for file in (here / "other").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--preset", "smal"], "--preset: 'smal' is none; allowed: eks, gpu, small, spot; did you mean small?"),
+        (["--set", "workers.cpu.gpus=-1", *NAMED], "workers.cpu.gpus: minimum: got -1, want 0"),
+        (["--set", "workers.cpu.minReplicas=9", *NAMED], "workers.cpu.minReplicas: 9 is more than maxReplicas, 4"),
+        ([], "storage.runs.storageClass: is missing; name a class"),
+        (["--set", "storage", *NAMED], "--set: 'storage' should be KEY=VALUE"),
+        (["digts"], "did you mean digits?"),
+        (["digits", "--gpu", "--workers", "2", "--gpus-per-machine", "0"], "--gpus-per-machine"),
+        (["digits", "cluster.gpus_per_worker=0.5", *NAMED], "cluster.gpus_per_worker: 0.5 is part of a GPU"),
+        (["--cpus", "2", *NAMED], "--cpus, --gpu-memory: are about the workers of a recipe"),
+        (["--preset", "small", "-o", "none/cluster.yaml"], "--output: there is no folder none"),
+        (["--values", "none.yaml"], "--values: there is no file none.yaml"),
+    ],
+)
+def test_wrong_input(here: Path, capsys: Capture, words: list[str], message: str) -> None:
+    assert run(["deploy", "kubernetes", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and err.startswith("error: ") and err.count("\n") == 1
+    assert list(here.iterdir()) == []
+
+
+def test_without_helm(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.setattr("sys.executable", str(here / "python"))
+    assert run(["deploy", "kubernetes", "--preset", "small"]) == 2
+    assert "helm: is not on the path. Helm renders the chart: install it" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""A recipe in terms of pods: pure functions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.errors import UserError
+from shoal.deploy.kubernetes.job import entrypoint, job_name
+from shoal.deploy.kubernetes.values import Machines, Need, group_values, pod_memory, workers_per_pod, workers_values
+from shoal.recipe.load import load_recipe
+from shoal.recipe.schema import Recipe
+
+GIB = 1 << 30
+CPU = Need(device=GIB, host=0, on_gpu=False)
+GPU = Need(device=60 * GIB, host=10 * GIB, on_gpu=True)
+
+
+@pytest.mark.parametrize(("workers", "per_machine", "each"), [(1, 8, 1), (16, 8, 8), (12, 8, 6), (3, 8, 3), (5, 2, 2)])
+def test_workers_share_the_gpus_of_a_machine(workers: int, per_machine: int, each: int):
+    assert workers_per_pod(workers, True, Machines(gpus_per_machine=per_machine)) == each
+    assert workers_per_pod(workers, False, Machines(gpus_per_machine=per_machine)) == 1
+
+
+@given(st.integers(1, 600), st.integers(1, 16))
+def test_there_is_place_for_all_workers_and_no_pod_is_larger_than_a_machine(workers: int, per_machine: int):
+    each = workers_per_pod(workers, True, Machines(gpus_per_machine=per_machine))
+    pods = -(-workers // each)
+    assert each <= per_machine and pods == -(-workers // per_machine)  # as few as it takes
+
+
+@given(st.integers(0, 200 * GIB), st.integers(0, 200 * GIB), st.booleans(), st.integers(1, 8))
+def test_a_pod_holds_its_workers_and_its_shared_memory(device: int, host: int, on_gpu: bool, workers: int):
+    memory, shm = pod_memory(Need(device, host, on_gpu), workers)
+    own = host if on_gpu else device + host
+    assert memory % GIB == 0 and shm % GIB == 0 and 0 < shm < memory
+    assert memory - shm >= workers * own + 2 * GIB
+
+
+def _recipe(**cluster: float) -> Recipe:
+    return load_recipe(["digits", {"train": {"global_batch": 120}, "cluster": cluster}]).recipe
+
+
+def test_a_group_of_a_recipe():
+    recipe = _recipe(workers=12, min_workers=5, gpus_per_worker=1)
+    group = group_values(recipe, GPU, Machines(gpus_per_machine=4))
+    assert (group["minReplicas"], group["maxReplicas"], group["gpus"]) == (2, 3, 4)
+    assert group["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    recipe = _recipe(workers=3, cpus_per_worker=5)
+    group = group_values(recipe, CPU, Machines())
+    assert (group["minReplicas"], group["maxReplicas"], group["cpu"], group["gpus"]) == (3, 3, 5, 0)
+    assert group_values(recipe, CPU, Machines(cpus=9))["cpu"] == 9
+    with pytest.raises(UserError, match="part of a GPU"):
+        group_values(_recipe(workers=2, gpus_per_worker=0.5), CPU, Machines())
+
+
+def test_the_recipe_takes_the_place_of_the_group_of_its_kind():
+    there = {
+        "cpu": {"gpus": 0, "nodeSelector": {"a": "b"}},
+        "big": {"gpus": 8, "nodeSelector": {"c": "d"}},
+        "leader": {"leads": True},
+    }
+    gpu = {"gpus": 2, "nodeSelector": {"nvidia.com/gpu.present": "true"}}
+    assert workers_values(gpu, there) == {"cpu": None, "big": {"gpus": 2}}
+    assert workers_values({"gpus": 0}, there) == {"cpu": {"gpus": 0}, "big": None}
+    assert workers_values(gpu, {"leader": {"leads": True}}) == {"gpu": gpu}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ("digits-20261118-221436-6cb8", "digits-20261118-221436-6cb8"),
+        ("My_Run.2-20261118-221436-6cb8", "my-run-2-20261118-221436-6cb8"),
+        ("7b-20261118-221436-6cb8", "run-7b-20261118-221436-6cb8"),
+        (f"{'a' * 60}-20261118-221436-6cb8", f"{'a' * 26}-20261118-221436-6cb8"),
+    ],
+)
+def test_names_that_kuberay_takes(wanted: str, name: str):
+    assert job_name(wanted) == name
+
+
+@given(st.text(min_size=1, max_size=80))
+def test_any_name_becomes_one_that_kuberay_takes(wanted: str):
+    name = job_name(f"{wanted}-20261118-221436-6cb8")
+    assert len(name) <= 47 and name[0].isalpha() and name[-1].isalnum()
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert name.endswith("20261118-221436-6cb8")
+
+
+def test_a_folder_with_a_space_stays_one_word():
+    assert "--run-dir '/shared/my runs/x' --or-resume" in entrypoint("/shared/my runs/x", 600)
