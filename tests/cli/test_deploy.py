@@ -51,6 +51,16 @@ def test_docker(here: Path, capsys: Capture) -> None:
     assert [file.name for file in (here / "other").iterdir()] == ["thesis.tex"]
 
 
+def test_aws(here: Path, capsys: Capture) -> None:
+    words = ["deploy", "aws", "gpt2", "--workers", "1:16", "--gpu", "--spot", "--efs", "fs-0123456789abcdef0"]
+    assert run([*words, "-o", "cluster.yaml"]) == 0
+    assert "ray up cluster.yaml" in capsys.readouterr().err
+    found = yaml.safe_load((here / "cluster.yaml").read_text())
+    assert found["max_workers"] == 2 and "spot" in str(found["available_node_types"]["ray.worker.default"])
+    assert run(["deploy", "aws", "gpt2", "--workers", "16", "--gpu"]) == 2
+    assert "--efs: is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -16,7 +16,7 @@ from shoal.launch import submit
 from shoal.launch.dashboard import check_address, client_of
 from shoal.launch.parcel import RECIPE_FILE, pack
 from shoal.launch.run import prepare
-from shoal.launch.submit import State, is_chatter, make_job, status_of, summary_in
+from shoal.launch.submit import State, is_chatter, make_job, offers_to_lead, status_of, summary_in
 from shoal.recipe.load import load_recipe
 from tests.tiny import TINY, tiny_run
 
@@ -210,3 +210,14 @@ def test_a_head_that_stays_away_is_given_up_in_the_end(monkeypatch: pytest.Monke
     time.sleep(0.3)
     with pytest.raises(RunError, match=r"job job-1: http://head:8265 has not answered .* the job may go on"):
         patience.unanswered(OSError("refused"))
+
+
+def test_a_job_is_led_where_a_machine_offers_to_that_is_up() -> None:
+    def told(*raylets: object) -> dict[str, object]:
+        return {"data": {"summary": [{"raylet": raylet} for raylet in raylets]}}
+
+    plain = {"state": "ALIVE", "resourcesTotal": {"CPU": 1.0}}
+    offering = {"state": "ALIVE", "resourcesTotal": {"CPU": 1.0, "drivers": 1000.0}}
+    assert not offers_to_lead(told(plain, offering | {"state": "DEAD"}))
+    assert offers_to_lead(told(plain, offering))
+    assert not offers_to_lead(told({}, None)) and not offers_to_lead({}) and not offers_to_lead({"data": None})

@@ -111,6 +111,43 @@ def docker(output: str) -> int:
     return 0
 
 
+@command.command("aws")
+@WORDS
+@WORKERS
+@GPU
+@click.option("--name", default="shoal", metavar="NAME", help="The cluster's name (default: shoal).")
+@click.option("--region", default="us-west-2", metavar="REGION", help="Default: us-west-2.")
+@click.option("--instance-type", metavar="TYPE", help="Machines that train; otherwise the smallest that fits.")
+@click.option("--machine-cpus", type=click.IntRange(min=1), metavar="N", help="Of a type that Shoal does not know.")
+@click.option("--machine-gpus", type=click.IntRange(min=0), metavar="N", help="Likewise.")
+@click.option("--min-machines", type=click.IntRange(min=0), default=0, metavar="N", help="Kept even when idle.")
+@click.option("--max-machines", type=click.IntRange(min=1), metavar="N", help="Otherwise as many as all workers need.")
+@click.option("--spot", is_flag=True, help="Spot machines for the workers; the head is never one.")
+@click.option("--efs", metavar="ID", help="The EFS file system that all machines mount at /shared.")
+@click.option("--image", metavar="AMI", help="Otherwise Ubuntu 24.04, with NVIDIA's driver where there are GPUs.")
+@click.option("--security-group", metavar="ID", help="One of yours; otherwise Ray makes one.")
+@click.option("--head-profile", metavar="ARN", help="The head's instance profile; otherwise Ray makes one.")
+@click.option("-o", "--output", metavar="FILE", help="Where to write it; otherwise to stdout.")
+def aws(
+    words: tuple[str, ...], workers: str | None, gpu: bool, output: str | None, **options: str | int | bool | None
+) -> int:
+    """A `ray up` file for machines of AWS, as many and as large as a RECIPE's workers want.
+
+    \b
+    shoal deploy aws gpt2 --workers 1:16 --gpu --spot --efs fs-0123456789abcdef0 -o cluster.yaml && ray up cluster.yaml
+    """
+    from shoal.deploy.aws import AwsOptions, cluster_file, to_text
+    from shoal.recipe.load import load_recipe
+
+    recipes, overrides = recipes_and_overrides(words, workers, gpu)
+    recipe = load_recipe(recipes, overrides).recipe
+    contents = cluster_file(recipe, AwsOptions(**options))  # type: ignore[arg-type] # the fields are named as the options
+    write(to_text(contents, f"For {recipe.name}; docs/machines.md tells what is in it."), output)
+    if output is not None:
+        click.echo(f"written to {output}; next, from the top of a checkout: ray up {output}", err=True)
+    return 0
+
+
 def _folder(output: str, own: str) -> Path:
     """A folder that is new, or holds nothing, or what was written there before, by which `own` is known."""
     folder = Path(output).expanduser()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from shoal.deploy import aws
 from shoal.deploy.files import shipped
 from shoal.deploy.kubernetes.chart import CHART, preset_file, presets, render
 from shoal.observe.prometheus.shipped_files import shipped_files
@@ -46,6 +47,7 @@ def write(folder: Path) -> None:
     (folder / "kubernetes").mkdir(exist_ok=True)
     for name, text in manifests().items():
         (folder / "kubernetes" / name).write_text(text, encoding="utf-8")
+    aws.write_files(folder / "aws")
 
 
 if __name__ == "__main__":

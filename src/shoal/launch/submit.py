@@ -26,6 +26,9 @@ _LOOK_EVERY_S = 0.5
 _TELL_AFTER_S = 5.0
 _SAVE_S = 600
 """How long a job that is stopped may take to save. Ray would kill it after 3 s."""
+_DRIVERS = "drivers"
+"""What machines offer that shall lead jobs, so that these survive a head that dies and comes back. Without any, Ray
+puts a job's own process on the head, where it ends with it."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,12 @@ def is_chatter(line: str) -> bool:
     return line.startswith("Running entrypoint for job ") or line.endswith(" -- Runtime env is setting up.")
 
 
+def offers_to_lead(summary: dict[str, Any]) -> bool:
+    """Whether, by what the dashboard tells of the machines, one of them that is up offers to lead jobs."""
+    raylets = [node.get("raylet") or {} for node in (summary.get("data") or {}).get("summary") or []]
+    return any(one.get("state") == "ALIVE" and _DRIVERS in (one.get("resourcesTotal") or {}) for one in raylets)
+
+
 class Jobs:
     """The jobs of a cluster."""
 
@@ -118,13 +127,20 @@ class Jobs:
             left_out = pack(parcel, job.recipe, working_dir)
             variables = job.environment | {"RAY_JOB_STOP_WAIT_TIME_S": str(_SAVE_S)}
             with in_words(self.address):
+                place = {_DRIVERS: 1.0} if self._leads_elsewhere() else None
                 self._client.submit_job(
+                    entrypoint_resources=place,
                     submission_id=job.job_id,
                     entrypoint=job.command,
                     runtime_env={"working_dir": str(parcel), "env_vars": variables},
                     metadata={"shoal": VERSION, "run_dir": str(job.run_dir)},
                 )
         return left_out
+
+    def _leads_elsewhere(self) -> bool:
+        """Whether a machine that is up offers to lead jobs."""
+        answer = self._client._do_request("GET", "/nodes?view=summary")
+        return answer.status_code == 200 and offers_to_lead(answer.json())
 
     def state(self, job_id: str) -> State:
         """How the job stands now."""

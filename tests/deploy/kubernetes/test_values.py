@@ -50,7 +50,7 @@ def test_a_group_of_a_recipe():
     assert (group["minReplicas"], group["maxReplicas"], group["cpu"], group["gpus"]) == (3, 3, 5, 0)
     assert group_values(recipe, CPU, Machines(cpus=9))["cpu"] == 9
     with pytest.raises(UserError, match="part of a GPU"):
-        group_values(_recipe(workers=2, gpus_per_worker=0.5), CPU, Machines())
+        group_values(_recipe(workers=1, gpus_per_worker=0.5), CPU, Machines())
 
 
 def test_the_recipe_takes_the_place_of_the_group_of_its_kind():

@@ -42,8 +42,8 @@ def group_values(recipe: Recipe, need: Need, machines: Machines) -> dict[str, An
     cluster = recipe.cluster
     if (share := cluster.gpus_per_worker) is not None and 0 < share < 1:
         raise UserError(
-            f"cluster.gpus_per_worker: {share:g} is part of a GPU, and pods have whole ones; give 1, or deploy a preset "
-            "and submit to it with --address"
+            f"cluster.gpus_per_worker: {share:g} is part of a GPU, and pods have whole ones; give 1, or deploy a "
+            "preset and submit to it with --address"
         )
     each = workers_per_pod(cluster.workers, need.on_gpu, machines)
     least = math.ceil((cluster.min_workers or cluster.workers) / each)
