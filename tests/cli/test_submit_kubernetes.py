@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -17,9 +18,12 @@ import pytest
 import yaml
 
 from shoal.cli.main import run
+from shoal.deploy.kubernetes.cluster import Cluster
+from shoal.deploy.kubernetes.follow import Follower, look
 from shoal.observe.runs import read_run
-from tests.deploy.kubernetes.api_server import ApiServer
-from tests.deploy.kubernetes.kuberay import Operator
+from tests.deploy.kubernetes.api_server import ApiServer, Log
+from tests.deploy.kubernetes.kuberay import Operator, pod
+from tests.deploy.kubernetes.rendering import text_of
 from tests.head import Head, head_node
 
 Capture = pytest.CaptureFixture[str]
@@ -84,8 +88,18 @@ def slow(**arguments: Any) -> dict[str, Any]:
     return {**RECIPE, "task": {"name": "slow_task:Slow", "args": arguments}}
 
 
+def at(run_dir: Path) -> list[str]:
+    """The run's folder on the storage, which is here where it is in the pods."""
+    return ["--run-dir", str(run_dir), "--set", f"storage.runs.mountPath={run_dir.parent}"]
+
+
 def submit(*words: str) -> int:
     return run(["submit", *words, "--kubernetes"])
+
+
+def ray_job(name: str, **status: str) -> dict[str, Any]:
+    spec = {"entrypoint": "python -m shoal.cli.main train x --run-dir /shared/runs/first --or-resume"}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": name}, "spec": spec, "status": status}
 
 
 def the_job(api: ApiServer) -> dict[str, Any]:
@@ -104,7 +118,7 @@ def last_json(out: str) -> dict[str, Any]:
 def test_a_job_is_followed_to_its_end(operator: Operator, tmp_path: Path, capfd: Capture) -> None:
     words = ["digits", "train.epochs=2", *SMALL, "--workers", "2", "--preset", "small", "--name", "Trial_1"]
     run_dir = tmp_path / "shared" / "first"
-    assert submit(*words, "--run-dir", str(run_dir), "--json") == 0
+    assert submit(*words, *at(run_dir), "--json") == 0
     out, err = capfd.readouterr()
     record = last_json(out)
     assert record["job_id"].startswith("trial-1-20") and record["status"] == "succeeded"
@@ -125,7 +139,7 @@ def test_a_try_that_fails_is_followed_by_another_that_goes_on(
     (here / "slow_task.py").write_text(TASK)
     run_dir, once = tmp_path / "shared" / "run", tmp_path / "once"
     (here / "slow.yaml").write_text(json.dumps(slow(once=str(once))))
-    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", "--run-dir", str(run_dir), "--retries", "2"]
+    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", *at(run_dir), "--retries", "2"]
     assert submit(*words) == 0
     out, err = capfd.readouterr()
     assert len(operator.clusters) == 2 and once.exists()
@@ -144,7 +158,7 @@ def test_a_job_is_stopped_with_a_checkpoint_and_goes_on(
         json.dumps({**RECIPE, "task": {"name": "slow_task:Slow", "args": {"pause_s": 0.2}}})
     )
     run_dir = tmp_path / "shared" / "run"
-    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", "--run-dir", str(run_dir)]
+    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", *at(run_dir)]
     assert submit(*words, "--no-follow", "--json") == 0
     out, err = capfd.readouterr()
     name = last_json(out)["job_id"]
@@ -169,7 +183,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(
         json.dumps({**RECIPE, "task": {"name": "slow_task:Slow", "args": {"pause_s": 0.3}}})
     )
     run_dir = tmp_path / "shared" / "run"
-    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", "--run-dir", str(run_dir), "--kubernetes"]
+    words = ["slow.yaml", "--working-dir", ".", "--preset", "small", *at(run_dir), "--kubernetes"]
     process = subprocess.Popen(
         [sys.executable, "-m", "shoal.cli.main", "submit", *words],
         env=dict(os.environ),
@@ -189,6 +203,87 @@ def test_ctrl_c_ends_the_following_and_not_the_job(
     assert submit("--follow", name) == 0
     out, _ = capfd.readouterr()
     assert "24/24" in out and read_run(run_dir).summary["restarts"] == 0
+
+
+def test_a_connection_that_breaks_loses_no_line_and_repeats_none(api: ApiServer, capfd: Capture) -> None:
+    log = api.logs["first-x"] = Log()
+    log.breaks_at = 3
+    own = ["----------", "2026-01-01 10:00:00 WARNING my_task.py:12 -- loss is high", "Next steps: tune lr"]
+    lines = ["Job 'a' submitted successfully", "step 1", *own, *(f"step {number}" for number in range(2, 40))]
+    for line in lines:
+        log.add(line)
+    log.end()
+    api.put(ray_job("first", jobDeploymentStatus="Complete", jobStatus="SUCCEEDED", jobId="a"))
+    api.put(pod("first-x", {"job-name": "first"}, "ray-job-submitter"))
+    states = iter([{"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}] * 2)
+    cluster = Cluster("shoal")
+
+    def seen() -> list[str]:
+        found: list[str] = []
+        follower = Follower(cluster, "first", lambda line: None)
+        for state in states:
+            api.set_status("first", **state)
+            follower._show(look(cluster, "first"), found.append)
+        return found
+
+    assert seen() == lines[1:]
+
+
+def test_an_api_server_that_is_away_for_a_while_is_waited_for(
+    api: ApiServer, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.put(ray_job("first", jobDeploymentStatus="Running", jobStatus="RUNNING", jobId="a"))
+    (here / "away").write_text(ApiServerAddress)
+    there = str(here / "kubeconfig")
+    monkeypatch.setenv("KUBECONFIG", str(here / "away"))
+
+    def come_back() -> None:
+        time.sleep(3)
+        api.set_status("first", jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+        os.environ["KUBECONFIG"] = there
+
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    assert Follower(Cluster("shoal"), "first", lambda line: None).wait().status == "succeeded"
+    thread.join()
+
+
+def test_a_quota_that_refuses_pods_is_told(api: ApiServer, here: Path) -> None:
+    refused = {"type": "ReplicaFailure", "status": "True", "message": 'pods "x" is forbidden: exceeded quota: shoal'}
+    waits = ray_job("first", jobDeploymentStatus="Initializing", rayClusterName="c")
+    waits["status"]["rayClusterStatus"] = {"conditions": [refused]}
+    api.put(waits)
+    told: list[str] = []
+    follower = Follower(Cluster("shoal"), "first", told.append)
+    follower._tell_what_it_waits_for(look(Cluster("shoal"), "first"))
+    assert told == ["job first: its cluster starts", '  pods "x" is forbidden: exceeded quota: shoal']
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"jobDeploymentStatus": "Initializing", "rayClusterName": "c"}, "did not run just now, and is removed"),
+        ({"jobDeploymentStatus": "Running", "rayClusterName": "c"}, "did not run just now, and is removed"),
+        ({"jobDeploymentStatus": "Retrying", "jobStatus": ""}, "did not run just now, and is removed"),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, "has already ended"),
+    ],
+)
+def test_what_stopping_does_where_nothing_runs(api: ApiServer, capsys: Capture, status: Any, words: str) -> None:
+    api.put(ray_job("first", **status))
+    assert submit("--stop", "first") == 0
+    assert f"job first {words}" in capsys.readouterr().err
+    assert (api.get("RayJob", "first") is None) == ("removed" in words)
+
+
+def test_the_installed_values_are_those_of_the_chart(api: ApiServer, here: Path, capsys: Capture) -> None:
+    values = text_of("everything")
+    (config,) = (found for found in yaml.safe_load_all(values) if found and found["metadata"]["name"] == "shoal-values")
+    api.put(config)
+    found = made(capsys, "digits", "--workers", "4")
+    (group,) = found["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert group["template"]["spec"]["nodeSelector"] == {"fast": "true"} and group["maxReplicas"] == 4
+    assert submit("digits", "--release", "other", "--dry-run") == 2
+    assert "the chart is not installed as 'other'" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what is made
@@ -211,13 +306,13 @@ def test_a_job_has_the_machines_that_its_recipe_wants(here: Path, capsys: Captur
     assert found["RayJob"]["spec"]["rayClusterSpec"]["enableInTreeAutoscaling"] is True
 
 
-def test_a_queue_a_deadline_retries_and_secrets(here: Path, capsys: Capture) -> None:
-    words = ["digits", "--preset", "small", "--queue", "team-a", "--deadline", "3600", "--retries", "0", "--ttl", "60"]
+def test_a_queue_retries_and_secrets(here: Path, capsys: Capture) -> None:
+    words = ["digits", "--preset", "small", "--queue", "team-a", "--retries", "0", "--ttl", "90"]
     job = made(capsys, *words, "--secret", "wandb", "--workers", "1:2")["RayJob"]
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
     spec = job["spec"]
     assert spec["suspend"] is True and spec["shutdownAfterJobFinishes"] is True
-    assert (spec["activeDeadlineSeconds"], spec["backoffLimit"], spec["ttlSecondsAfterFinished"]) == (3600, 0, 60)
+    assert (spec["backoffLimit"], spec["ttlSecondsAfterFinished"]) == (0, 90)
     assert spec["rayClusterSpec"]["enableInTreeAutoscaling"] is False  # Kueue counts the pods
     head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert {"secretRef": {"name": "wandb"}} in head["envFrom"]
@@ -230,7 +325,10 @@ def test_code_goes_along_or_is_fetched(here: Path, capsys: Capture) -> None:
     content = base64.b64decode(found["ConfigMap"]["binaryData"]["code.zip"])
     assert zipfile.ZipFile(io.BytesIO(content)).namelist() == ["my_task.py"]
     assert "file:///etc/shoal/job/code.zip" in found["RayJob"]["spec"]["runtimeEnvYAML"]
-    found = made(capsys, "digits", "--preset", "small", "--working-dir", "s3://bucket/code.zip")
+    words = ["digits", "--preset", "small", "--working-dir", "s3://bucket/code.zip"]
+    assert submit(*words, "--dry-run") == 2  # it would wait for what cannot come
+    assert "set networkPolicy.https, or send a folder" in capsys.readouterr().err
+    found = made(capsys, *words, "--set", "networkPolicy.https=true")
     assert (
         "s3://bucket/code.zip" in found["RayJob"]["spec"]["runtimeEnvYAML"] and "binaryData" not in found["ConfigMap"]
     )
@@ -257,7 +355,7 @@ def test_secrets_stay_where_they_are(here: Path, capsys: Capture, monkeypatch: p
         (["digits", "--values", "none.yaml"], "--values: there is no file none.yaml"),
         (["digits", "--preset", "small", "--set", "x"], "--set: 'x' should be KEY=VALUE"),
         (["digits", "--preset", "small", "--set", "image.tg=1"], "image: additional properties 'tg' not allowed"),
-        (["digits", "--preset", "small", "--run-dir", "runs/x"], "--run-dir: 'runs/x' should be a whole path"),
+        (["digits", "--preset", "small", "--run-dir", "runs/x"], "--run-dir: 'runs/x' is not on the storage for runs"),
         (["digits", "--preset", "small", "--working-dir", "none"], "--working-dir: none is no folder"),
         (["digits", "--resume", "x"], "--resume: is not for --kubernetes"),
         (["digits", "train.stepz=1", "--preset", "small"], "train.stepz"),
@@ -305,7 +403,7 @@ def test_nobody_answers(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyP
     assert submit("digits", "--preset", "small") == 2
     assert "kubectl reaches no cluster" in capsys.readouterr().err
     assert submit("digits") == 2
-    assert "--release: the values of 'shoal'" in capsys.readouterr().err
+    assert "kubectl reaches no cluster" in capsys.readouterr().err
 
 
 ApiServerAddress = json.dumps(

@@ -271,6 +271,15 @@ def test_a_folder_is_started_or_gone_on_with(here: Path) -> None:
     (here / "out" / "recipe.yaml").write_text(first.loaded.to_yaml())
     again = prepare(["digits"], ["train.steps=4"], **words)
     assert again.resume and again.run_dir == Path("out") and again.loaded.recipe == first.loaded.recipe
-    assert prepare(["mnist"], ["train.steps=9"], **words).loaded.recipe == first.loaded.recipe  # as it was started
+    assert prepare(["digits"], ["train.steps=9"], **words).loaded.recipe.train.steps == 9  # what may change does
+    with pytest.raises(UserError, match="cannot change when a run is resumed"):
+        prepare(["mnist"], **words)
+    (here / "begun").mkdir()
+    (here / "begun" / "events.jsonl").touch()  # killed before it had written its recipe
+    assert not prepare(["digits"], run_dir="begun", or_resume=True).resume
+    (here / "other").mkdir()
+    (here / "other" / "thesis.tex").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        prepare(["digits"], run_dir="other", or_resume=True)
     with pytest.raises(UserError, match="give it with --run-dir"):
         prepare(["digits"], or_resume=True)

@@ -45,7 +45,7 @@ def kubernetes(
     shoal deploy kubernetes gpt2 --workers 16 --gpu --values-only -o values.yaml
     """
     from shoal.core.plain_yaml import dump
-    from shoal.deploy.kubernetes.chart import groups, render
+    from shoal.deploy.kubernetes.chart import installed, render
 
     check_settings(settings)
     files = files_of(preset, values_files)
@@ -54,7 +54,7 @@ def kubernetes(
         group = _group(words, workers, gpu, gpus_per_machine, gpu_memory, cpus)
         from shoal.deploy.kubernetes.values import workers_values
 
-        values = {"workers": workers_values(group, groups(files))}
+        values = {"workers": workers_values(group, installed(release, namespace, files, settings).groups)}
     elif cpus is not None or gpu_memory is not None:
         raise UserError("--cpus, --gpu-memory: are about the workers of a recipe; give one, or use --set workers...")
     if values_only:

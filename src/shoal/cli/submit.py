@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from shoal.cli.job_log import LogView
 from shoal.cli.kubernetes_options import kubernetes_options
@@ -61,17 +62,9 @@ if TYPE_CHECKING:
     "--ttl",
     "ttl_s",
     type=click.IntRange(min=0),
-    default=3600,
+    default=60,
     metavar="S",
-    help="The cluster stays so long after the end.",
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="S",
-    help="Ended after so long, done or not.",
+    help="The cluster stays so long after the end (default: 60).",
 )
 @click.option(
     "--secret",
@@ -110,35 +103,46 @@ def command(
     if is_waited and no_follow:
         raise UserError("--wait: waits for the job's end, and --no-follow does not; give one of them")
     how = "wait" if is_waited else "neither" if no_follow else "follow"
+    asked = Asked(words, workers, gpu, name, run_dir, resume, working_dir, cluster_s, follow, stop)
+    asked.check("--kubernetes" if kubernetes else "--address")
     if kubernetes:
         from shoal.cli.submit_kubernetes import submit
 
-        asked = Asked(words, workers, gpu, name, run_dir, resume, working_dir, cluster_s, follow, stop)
+        if click.get_current_context().get_parameter_source("address") == ParameterSource.COMMANDLINE:
+            raise UserError("--address: is a cluster's that is there, and --kubernetes makes one; give one of them")
         return submit(asked, as_json, how, **of_kubernetes)
     _refuse_kubernetes_options(of_kubernetes)
-    job_id, option = (follow, "--follow") if follow is not None else (stop, "--stop")
-    if job_id is None:
-        job, code = _checked(words, workers, gpu, name, run_dir, resume, working_dir, cluster_s)
-        return _send(_jobs(address), job, code, as_json, how)
-    if words or workers or gpu or name or run_dir or resume or working_dir or cluster_s or (follow and stop):
-        raise UserError(f"{option}: is for a job that was sent; give it alone with --address")
-    return (_stop if option == "--stop" else _attend)(_jobs(address), job_id, as_json, how)
+    if stop is not None:
+        return _stop(_jobs(address), stop, as_json, how)
+    if follow is not None:
+        return _attend(_jobs(address), follow, as_json, how)
+    job, code = _checked(asked)
+    return _send(_jobs(address), job, code, as_json, how)
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked of a job, wherever it runs."""
 
-    words: tuple[str, ...]
-    workers: str | None
-    gpu: bool
-    name: str | None
-    run_dir: str | None
-    resume: str | None
-    working_dir: str | None
-    cluster_s: float
-    follow: str | None
-    stop: str | None
+    words: tuple[str, ...] = ()
+    workers: str | None = None
+    gpu: bool = False
+    name: str | None = None
+    run_dir: str | None = None
+    resume: str | None = None
+    working_dir: str | None = None
+    cluster_s: float = 0
+    follow: str | None = None
+    stop: str | None = None
+
+    def check(self, place: str) -> None:
+        """Of a job that was sent before, nothing can be changed; `place` is the option that says where it is."""
+        for option, job, alone in (
+            ("--follow", self.follow, Asked(follow=self.follow)),
+            ("--stop", self.stop, Asked(stop=self.stop)),
+        ):
+            if job is not None and self != alone:
+                raise UserError(f"{option}: is for a job that was sent; give it alone with {place}")
 
 
 def _refuse_kubernetes_options(given: dict[str, Any]) -> None:
@@ -149,38 +153,29 @@ def _refuse_kubernetes_options(given: dict[str, Any]) -> None:
             raise UserError(f"{parameters[name].opts[-1]}: is for --kubernetes; give that too, or leave this out")
 
 
-def _checked(
-    words: tuple[str, ...],
-    workers: str | None,
-    gpu: bool,
-    name: str | None,
-    run_dir: str | None,
-    resume: str | None,
-    working_dir: str | None,
-    cluster_s: float,
-) -> tuple["Job", Path | None]:
+def _checked(asked: Asked) -> tuple["Job", Path | None]:
     """The job, and the folder that goes along; whatever is wrong with them is found here, before anything is sent."""
     from shoal.core.storage import expand_home
     from shoal.launch.run import new_run_dir, prepare
     from shoal.launch.submit import make_job
 
-    recipes, overrides = recipes_and_overrides(words, workers, gpu)
-    if name is not None:
-        if resume is not None:
+    recipes, overrides = recipes_and_overrides(asked.words, asked.workers, asked.gpu)
+    if asked.name is not None:
+        if asked.resume is not None:
             raise UserError("--name: the run has one; leave this out with --resume")
-        overrides.append(f"name={json.dumps(name)}")
-    prepared = prepare(recipes, overrides, run_dir=run_dir, resume=resume)
+        overrides.append(f"name={json.dumps(asked.name)}")
+    prepared = prepare(recipes, overrides, run_dir=asked.run_dir, resume=asked.resume)
     if prepared.finished is not None:
         raise UserError(f"--resume: {prepared.run_dir} is already done; to train on, raise train.epochs or train.steps")
-    code = expand_home(working_dir) if working_dir is not None else None
+    code = expand_home(asked.working_dir) if asked.working_dir is not None else None
     if code is not None and not code.is_dir():
         raise UserError(f"--working-dir: {code} is no folder")
     if code is None:
         _warn_of_own_code(prepared.loaded.tree())
     # A folder of a new name names the job too; one that was given may have been given before.
-    is_new = run_dir is None and resume is None
+    is_new = asked.run_dir is None and asked.resume is None
     job_id = (prepared.run_dir if is_new else new_run_dir(prepared.loaded.recipe.name)).name
-    return make_job(prepared, overrides, job_id, cluster_s), code
+    return make_job(prepared, overrides, job_id, asked.cluster_s), code
 
 
 def _warn_of_own_code(recipe: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +13,7 @@ import click
 from shoal.cli.job_log import LogView
 from shoal.cli.kubernetes_options import check_settings, files_of, gpu_memory_of
 from shoal.cli.words import recipes_and_overrides
-from shoal.core.errors import UserError
+from shoal.core.errors import RunError, UserError
 from shoal.core.storage import to_json_line
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def submit(
     queue: str,
     retries: int,
     ttl_s: int,
-    deadline_s: int,
     secrets: tuple[str, ...],
     dry_run: bool,
 ) -> int:
@@ -54,24 +53,22 @@ def submit(
     from shoal.deploy.kubernetes.values import Machines
 
     cluster = Cluster(namespace, context)
-    there, option = (asked.follow, "--follow") if asked.follow is not None else (asked.stop, "--stop")
-    if there is not None:
-        if asked.words or asked.workers or asked.gpu or asked.run_dir or (asked.follow and asked.stop):
-            raise UserError(f"{option}: is for a job that was sent; give it alone with --kubernetes")
-        if option == "--stop":
-            return _stop(cluster, there, as_json, how)
-        return _attend(cluster, there, None, as_json, how)
+    if asked.stop is not None:
+        return _stop(cluster, asked.stop, as_json, how)
+    if asked.follow is not None:
+        return _attend(cluster, asked.follow, None, as_json, how)
     if asked.resume is not None:
         raise UserError("--resume: is not for --kubernetes; submit the recipe with the run's folder as --run-dir again")
     check_settings(settings)
     with contextlib.ExitStack() as stack:
-        files = files_of(preset, values_files) or [stack.enter_context(_of_release(release, namespace, context))]
+        files = files_of(preset, values_files)
+        if preset is None:
+            files.insert(0, stack.enter_context(_of_release(cluster, release)))
         options = JobOptions(
             release=release,
             namespace=namespace,
             retries=retries,
             ttl_s=ttl_s,
-            deadline_s=deadline_s,
             queue=queue,
             wait_s=asked.cluster_s or _WAIT_S,
             secrets=secrets,
@@ -90,14 +87,30 @@ def submit(
 
 
 @contextlib.contextmanager
-def _of_release(release: str, namespace: str, context: str | None) -> Iterator[Path]:
-    """The values with which the chart was installed."""
-    from shoal.deploy.kubernetes.chart import installed_values
-
+def _of_release(cluster: "Cluster", release: str) -> Iterator[Path]:
+    """The values with which the chart was installed, which it tells in a ConfigMap."""
+    with _before_anything_is_made():
+        found = cluster.get("configmaps", f"{release}-values")
+    if found is None:
+        raise UserError(
+            f"--release: the chart is not installed as {release!r} in the namespace {cluster.namespace!r} "
+            "(docs/kubernetes.md); install it, or say how pods look here: --preset NAME"
+        )
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         file = Path(folder) / "installed.yaml"
-        file.write_text(installed_values(release, namespace, context), encoding="utf-8")
+        file.write_text(found["data"]["values.yaml"], encoding="utf-8")
         yield file
+
+
+@contextlib.contextmanager
+def _before_anything_is_made() -> Iterator[None]:
+    """A cluster that does not answer is then a wrong context, and no failure of the job."""
+    from shoal.deploy.kubernetes.cluster import NoAnswerError
+
+    try:
+        yield
+    except NoAnswerError as error:
+        raise UserError(str(error)) from error
 
 
 def _made(
@@ -108,7 +121,7 @@ def _made(
     machines: "Machines",
 ) -> "KubernetesJob":
     """The job, checked here: nothing is sent before it is."""
-    from shoal.deploy.kubernetes.chart import groups, setting
+    from shoal.deploy.kubernetes.chart import installed
     from shoal.deploy.kubernetes.job import code_values, job_name, make_job
     from shoal.deploy.kubernetes.need import need_of
     from shoal.deploy.kubernetes.values import group_values, workers_values
@@ -130,42 +143,52 @@ def _made(
     need, warnings = need_of(loaded.recipe, gpu_memory_of(gpu_memory))
     for warning in warnings:
         _say(f"warning: {warning}")
+    there = installed(options.release, options.namespace, files, options.settings)
+    if there.runs_at is None:
+        raise UserError("storage.runs.enabled: is false, and a run needs a folder that all its machines share")
     unique = new_run_dir(loaded.recipe.name).name
-    run_dir = asked.run_dir or f"{setting(files, 'storage.runs.mountPath')}/runs/{unique}"
-    if not run_dir.startswith("/"):
-        raise UserError(f"--run-dir: {run_dir!r} should be a whole path in the pods, as in /shared/runs/first")
-    workers = workers_values(group_values(loaded.recipe, need, machines), groups(files))
+    run_dir = asked.run_dir or f"{there.runs_at}/runs/{unique}"
+    if not PurePosixPath(run_dir).is_relative_to(there.runs_at) or ".." in PurePosixPath(run_dir).parts:
+        raise UserError(f"--run-dir: {run_dir!r} is not on the storage for runs; give {there.runs_at}/runs/NAME")
+    workers = workers_values(group_values(loaded.recipe, need, machines), there.groups)
     return make_job(job_name(unique), loaded.to_yaml(), run_dir, workers, code, options)
 
 
 def _send(cluster: "Cluster", job: "KubernetesJob") -> None:
-    """Make both objects; the ConfigMap belongs to the job, and goes with it."""
-    from shoal.deploy.kubernetes.follow import RAY_JOBS
-
-    made = cluster.create(job.ray_job)
-    owner = {name: made[name] for name in ("apiVersion", "kind")} | {
-        name: made["metadata"][name] for name in ("name", "uid")
-    }
-    metadata = dict(job.config_map["metadata"]) | {"ownerReferences": [owner]}
+    """Make both objects: the ConfigMap first, which costs nothing if the rest fails; then it belongs to the job."""
+    with _before_anything_is_made():
+        cluster.create(job.config_map)
     try:
-        cluster.create({**job.config_map, "metadata": metadata})
-    except BaseException:
-        cluster.delete(RAY_JOBS, job.name)  # whose pods would wait for it for ever
+        made = cluster.create(job.ray_job)
+    except (RunError, UserError):
+        cluster.delete("configmaps", job.name)
         raise
+    except KeyboardInterrupt:
+        _say(f"interrupted while the job was made; to see whether it runs: kubectl get rayjob {job.name}")
+        raise
+    owner = {"apiVersion": made["apiVersion"], "kind": made["kind"]}
+    owner |= {name: made["metadata"][name] for name in ("name", "uid")}
+    try:
+        cluster.patch("configmaps", job.name, {"metadata": {"ownerReferences": [owner]}})
+    except RunError as error:  # the job runs; this is about what it leaves behind
+        _say(f"warning: the ConfigMap {job.name} will stay when the job is deleted ({error})")
 
 
 def _stop(cluster: "Cluster", name: str, as_json: bool, how: str) -> int:
     """Ask a job to save and end, and wait until it has."""
-    from shoal.deploy.kubernetes.follow import NoJobError, look, stop
+    from shoal.deploy.kubernetes.follow import NoJobError, look, run_dir_of, stop
 
-    _say(f"job {name} " + ("is asked to save and end" if stop(cluster, name) else "has already ended"))
+    run_dir = run_dir_of(cluster, name)
+    _say(f"job {name} {stop(cluster, name)}")
     if how == "neither":
         return 0
     try:
-        _attend(cluster, name, None, as_json, "wait")
+        _attend(cluster, name, run_dir, as_json, "wait")
         return 0 if look(cluster, name).is_over else 130
-    except NoJobError:  # it had not begun, and was removed
-        _print_json(as_json, name, None, "stopped", None)
+    except NoJobError:  # it was removed
+        if run_dir is not None:
+            _say(f"  to go on, if it has saved: submit the same with --run-dir {shlex.quote(run_dir)}")
+        _print_json(as_json, name, run_dir, "stopped", None)
         return 0
 
 

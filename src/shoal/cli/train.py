@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 @click.option("--dashboard", is_flag=True, help="Start Ray's dashboard with a Ray of our own.")
 @click.option("--run-dir", metavar="DIR", help="The run's folder; otherwise runs/NAME-DATE-ID.")
 @RESUME
-@click.option(
-    "--or-resume", is_flag=True, help="If --run-dir holds a run, go on with it as it is; otherwise start it there."
-)
+@click.option("--or-resume", is_flag=True, help="If --run-dir holds a run, go on with it; otherwise start it there.")
 @INIT_FROM
 @click.option("--profile", is_flag=True, help="Record a few steps in full: a trace, and the hottest operators.")
 @click.option("--profile-ranks", metavar="0,1,...|all", help="Workers that record (default: 0).")

@@ -24,6 +24,14 @@ def find(name: str) -> str:
     raise UserError(f"{name}: is not on the path. {_GET[name]}")
 
 
-def run(name: str, arguments: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    name: str, arguments: Sequence[str], text: str | None = None, timeout_s: float = 60.0
+) -> "subprocess.CompletedProcess[str]":
     """Call a program, given `text` on its standard input; the caller looks at the status."""
-    return subprocess.run([find(name), *arguments], input=text or "", capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    words = [find(name), *arguments]
+    try:
+        return subprocess.run(  # noqa: S603 - no shell
+            words, input=text or "", capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"error: timeout: no answer within {timeout_s:g} s")

@@ -22,6 +22,9 @@ from shoal.recipe.parallel_checks import check_ds_config
 from shoal.recipe.yaml_tree import read_yaml
 from shoal.train.track import check_tracking
 
+_BEFORE_ITS_RECIPE = {".lock", "events.jsonl", "metrics.jsonl", "workers.jsonl"}
+"""What the folder of a run may hold when it has no recipe yet."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -50,9 +53,12 @@ def prepare(
     if or_resume:
         if run_dir is None:
             raise UserError("--or-resume: goes on with the run in a folder that is said before; give it with --run-dir")
+        if resume is not None:
+            raise UserError("--or-resume: is --resume where the folder holds a run; give one of them")
         folder = expand_home(run_dir)
         if (folder / "recipe.yaml").is_file():
-            sources, overrides, run_dir, resume = (), (), None, folder
+            overrides = load_recipe(sources, overrides).tree()  # what of it must not change is refused below
+            sources, run_dir, resume = (), None, folder
     if resume is not None:
         if sources:
             raise UserError("--resume: takes the recipe of the run it resumes; leave out the recipe")
@@ -71,9 +77,14 @@ def prepare(
         from shoal.launch.torchrun import as_many_as_started
 
         return as_many_as_started(prepared, overrides)  # whether the folder is new shows when workers have met
-    if resume is None:
+    if resume is None and not (or_resume and _has_nothing(prepared.run_dir)):
         check_is_new(prepared.run_dir)
     return prepared
+
+
+def _has_nothing(folder: Path) -> bool:
+    """Whether a run that was begun there was ended before it had a recipe, and so anything to lose."""
+    return folder.is_dir() and {item.name for item in folder.iterdir()} <= _BEFORE_ITS_RECIPE
 
 
 def check_is_new(target: Path, option: str = "--run-dir") -> None:

@@ -89,11 +89,13 @@ class Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.is_over = False
+        self.breaks_at: int | None = None
+        """After how many lines a connection breaks, once."""
         self._changed = threading.Condition()
 
     def add(self, line: str) -> None:
         with self._changed:
-            self.lines.append(line)
+            self.lines.append(f"{datetime.now(UTC).strftime('%Y-%m-%dT%H:%M:%S.%f')}000Z {line}")
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -126,7 +128,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if resource == "pods" and rest[1:] == ["exec"]:
             self._execute(rest[0], parse_qs(url.query)["command"])
         elif resource == "pods" and rest[1:] == ["log"]:
-            self._stream(rest[0])
+            self._stream(rest[0], query.get("sinceTime", ""))
         elif (kind := _KINDS.get((group, resource))) is None:
             self._fail(404, "NotFound", "the server could not find the requested resource")
         elif rest:
@@ -211,7 +213,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         ]
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": resources}
 
-    def _stream(self, pod: str) -> None:
+    def do_PATCH(self) -> None:
+        group, _, resource, rest = _parsed(urlsplit(self.path).path.strip("/").split("/"))
+        change = json.loads(self._body())
+        found = self.server_api.get(_KINDS[group, resource], rest[0])
+        if found is None:
+            self._fail(404, "NotFound", f'{resource} "{rest[0]}" not found')
+            return
+        with self.server_api.lock:
+            found["metadata"].update(change["metadata"])
+        self._answer(200, found)
+
+    def _stream(self, pod: str, since: str) -> None:
         log = self.server_api.logs.get(pod)
         if log is None:
             self._fail(400, "BadRequest", f'container in pod "{pod}" is waiting to start: ContainerCreating')
@@ -224,8 +237,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         while not is_over:
             lines, is_over = log.after(number)
             number += len(lines)
-            self.wfile.write("".join(f"{line}\n" for line in lines).encode())
+            later = [line for line in lines if line[: len("2026-01-01T00:00:00")] >= since[:19]]  # by whole seconds
+            self.wfile.write("".join(f"{line}\n" for line in later).encode())
             self.wfile.flush()
+            if (log.breaks_at or number + 1) <= number:  # the connection, once
+                log.breaks_at = None
+                break
         self.close_connection = True
 
     def _execute(self, pod: str, command: list[str]) -> None:

@@ -46,7 +46,20 @@ def schemas() -> Mapping[str, Any]:
 
 @functools.cache
 def _validator(name: str) -> jsonschema.Draft7Validator:
-    return jsonschema.Draft7Validator(_strict(schemas()[name], is_top=True))
+    return _Validator(_strict(schemas()[name], is_top=True))
+
+
+def _keys_are_unique(_: Any, keys: list[str], items: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """Of a list that is a map: variables by name, mounts by path."""
+    seen = set()
+    for item in items if isinstance(items, list) else ():
+        key = tuple(str(item.get(name)) for name in keys)
+        if key in seen:
+            yield jsonschema.ValidationError(f"{dict(zip(keys, key, strict=True))} is there twice")
+        seen.add(key)
+
+
+_Validator = jsonschema.validators.extend(jsonschema.Draft7Validator, {"list-map-keys": _keys_are_unique})
 
 
 def complaints(manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -75,6 +88,8 @@ def _strict(schema: Any, *, is_top: bool = False) -> Any:
     if not isinstance(schema, dict):
         return schema
     result = {name: value for name, value in schema.items() if not name.startswith("x-kubernetes-")}
+    if schema.get("x-kubernetes-list-type") == "map":
+        result["list-map-keys"] = schema["x-kubernetes-list-map-keys"]
     properties = {name: _strict(value) for name, value in schema.get("properties", {}).items()}
     if is_top:
         properties = {"apiVersion": {}, "kind": {}} | properties | {"metadata": {"type": "object"}}

@@ -83,7 +83,7 @@ class Operator:
         fresh = {"jobDeploymentStatus": "Initializing", "rayClusterName": cluster, "jobStatus": "", "jobId": job_id}
         self.api.set_status(name, **fresh)
         labels = {"ray.io/cluster": cluster, "ray.io/node-type": "head"}
-        self.api.put(_pod(f"{cluster}-head", labels, "ray-head"))
+        self.api.put(pod(f"{cluster}-head", labels, "ray-head"))
         while (config := self.api.get("ConfigMap", name)) is None:  # the pods wait for what they mount
             if self._is_over.wait(0.2) or self.api.get("RayJob", name) is None:
                 return None
@@ -92,9 +92,9 @@ class Operator:
         (mount / "recipe.yaml").write_text(config["data"]["recipe.yaml"])
         for file, content in config.get("binaryData", {}).items():
             (mount / file).write_bytes(base64.b64decode(content))
-        pod = f"{name}-{secrets.token_hex(2)}"
-        self.api.put(_pod(pod, {"job-name": name}, "ray-job-submitter"))
-        log = self.api.logs[pod] = Log()
+        submitter = f"{name}-{secrets.token_hex(2)}"
+        self.api.put(pod(submitter, {"job-name": name}, "ray-job-submitter"))
+        log = self.api.logs[submitter] = Log()
         self.api.set_status(name, jobDeploymentStatus="Running", jobStatus="PENDING")
         self._submit(spec, job_id, mount, log)
         log.end()
@@ -136,7 +136,7 @@ class Operator:
         return result.stdout + result.stderr, result.returncode == 0
 
 
-def _pod(name: str, labels: dict[str, str], container: str) -> dict[str, Any]:
+def pod(name: str, labels: dict[str, str], container: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",

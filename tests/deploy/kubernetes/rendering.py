@@ -38,6 +38,11 @@ EVERYTHING = [
     "rbac.submitters[0].apiGroup=rbac.authorization.k8s.io",
     "image.pullSecrets={registry}",
     "workers.cpu.priorityClassName=high",
+    "workers.cpu.nodeSelector.fast=true",
+    "workers.cpu.annotations.number=1",
+    "environment.NCCL_DEBUG=INFO",
+    "limitRange.max.cpu=64",
+    "limitRange.max.memory=512Gi",
     "workers.cpu.resources.vpc\\.amazonaws\\.com/efa=1",
 ]
 JOB = [
@@ -47,6 +52,15 @@ JOB = [
     "job.recipe=name: first",
     "job.entrypoint=python -m shoal.cli.main train",
     "job.queue=team",
+    "job.code=UEsFBgAAAAAAAAAAAAAAAAAAAAAAAA==",
+    "gcsFaultTolerance.enabled=true",
+    "storage.s3.enabled=true",
+    "storage.s3.existingSecret=s3",
+    "workers.leader.leads=true",
+    "workers.leader.minReplicas=1",
+    "workers.leader.maxReplicas=1",
+    "workers.leader.cpu=1",
+    "workers.leader.memory=4Gi",
 ]
 
 

@@ -1,5 +1,6 @@
 """Who may talk to whom: the policies, computed as a network plugin does."""
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,9 @@ def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 def _matches(peer: Mapping[str, Any], other: Peer) -> bool:
     namespace, labels = other
     if "ipBlock" in peer:
-        return namespace == "outside"
+        address = ipaddress.ip_address(namespace) if namespace[0].isdigit() else None
+        network = ipaddress.ip_network(peer["ipBlock"]["cidr"])
+        return address is not None and address.version == network.version and address in network
     if "namespaceSelector" in peer:
         there = _selects(peer["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})
         return there and _selects(peer.get("podSelector", {}), labels)
@@ -81,9 +84,10 @@ def _in(labels: Mapping[str, str]) -> Peer:
         (("notebooks", OTHER), _in(HEAD), 8265),
         (("notebooks", OTHER), _in(HEAD), 10001),
         (("monitoring", OTHER), _in(WORKER), 8080),
-        (_in(HEAD), ("outside", {}), 6443),
-        (_in(WORKER), ("outside", {}), 443),
+        (_in(HEAD), ("203.0.113.9", {}), 6443),
+        (_in(WORKER), ("203.0.113.9", {}), 443),
         (_in(WORKER), ("kube-system", {"k8s-app": "kube-dns"}), 53),
+        (_in(WORKER), ("169.254.20.10", {}), 53),
     ],
 )
 def test_what_ray_needs_passes(source: Peer, target: Peer, port: int):
@@ -97,18 +101,20 @@ def test_what_ray_needs_passes(source: Peer, target: Peer, port: int):
         (("default", OTHER), _in(HEAD), 8265),
         (("default", OTHER), _in(HEAD), 6379),
         (("default", OTHER), _in(HEAD), 10001),
-        (("outside", {}), _in(HEAD), 8265),
+        (("203.0.113.9", {}), _in(HEAD), 8265),
         (("kuberay-operator", OTHER), _in(HEAD), 6379),
         (("monitoring", OTHER), _in(HEAD), 8265),
         (("notebooks", OTHER), _in(WORKER), 8265),
         (_in(SUBMITTER), _in(WORKER), 43210),
-        (_in(SUBMITTER), ("outside", {}), 443),
+        (_in(SUBMITTER), ("203.0.113.9", {}), 443),
         (_in(WORKER), _in(POSTGRESQL), 5432),
         (_in(OTHER), _in(REDIS), 6379),
-        (_in(WORKER), ("outside", {}), 6443),
+        (_in(WORKER), ("203.0.113.9", {}), 6443),
         (_in(WORKER), ("default", OTHER), 80),
-        (_in(REDIS), ("outside", {}), 443),
+        (_in(REDIS), ("203.0.113.9", {}), 443),
         (_in(WORKER), ("kube-system", {}), 443),
+        (_in(WORKER), ("203.0.113.9", {}), 53),
+        (_in(REDIS), ("169.254.20.10", {}), 443),
     ],
 )
 def test_nothing_else_does(source: Peer, target: Peer, port: int):

@@ -16,6 +16,10 @@ CHECKOV = ROOT / ".venv-checkov" / "bin" / "checkov"
 
 DCGM = "DaemonSet.shoal-dcgm.dcgm-exporter"
 """NVIDIA's exporter asks the kubelet which pod has which GPU: its socket is root's alone, on the host."""
+WITH_KEYS = [
+    *("shoal-head", "shoal-cpu", "shoal-redis-cleanup"),
+    *("first-head", "first-cpu", "first-leader", "first-redis-cleanup"),
+]
 EXCEPTIONS = {
     ("Pod.ml.shoal-head-pod", "CKV_K8S_38"): "the autoscaler asks the API server for pods; its role is KubeRay's",
     ("Pod.ml.shoal-redis-cleanup-pod", "CKV_K8S_38"): "KubeRay makes it from the head's pod",
@@ -26,9 +30,10 @@ EXCEPTIONS = {
     ("Pod.ml.shoal-head-pod", "CKV_K8S_9"): "likewise",
     ("Pod.ml.first-submitter-pod", "CKV_K8S_8"): "it submits, shows a log and ends",
     ("Pod.ml.first-submitter-pod", "CKV_K8S_9"): "likewise",
-    ("Pod.ml.shoal-head-pod", "CKV_K8S_35"): "S3's libraries read keys from variables; a role (EKS) needs neither",
-    ("Pod.ml.shoal-cpu-pod", "CKV_K8S_35"): "likewise",
-    ("Pod.ml.shoal-redis-cleanup-pod", "CKV_K8S_35"): "likewise",
+    **dict.fromkeys(
+        [(f"Pod.ml.{pod}-pod", "CKV_K8S_35") for pod in WITH_KEYS],
+        "S3's libraries read keys from variables; a role (EKS) needs neither",
+    ),
     (DCGM, "CKV_K8S_23"): "the kubelet's socket is root's",
     (DCGM, "CKV_K8S_22"): "its engine writes beside itself",
     (DCGM, "CKV_K8S_8"): "it is ready or not; ended by a probe it would lose its counters",

@@ -1,13 +1,27 @@
 {{- define "shoal.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
 {{- end }}
 
 {{/* Labels of everything: by these it is found and removed. */}}
 {{- define "shoal.labels" -}}
 app.kubernetes.io/name: shoal
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/managed-by: {{ .Values.managedBy | default .Release.Service | quote }}
+{{- end }}
+
+{{/* Labels of Ray's pods, by which they are spread and let through; KubeRay has its own name for them. (list $ GROUP) */}}
+{{- define "shoal.rayLabels" -}}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+shoal/group: {{ index . 1 | quote }}
+{{- end }}
+
+{{/* A map whose values are texts, whatever they look like. */}}
+{{- define "shoal.texts" -}}
+{{- $texts := dict -}}
+{{- range $name, $value := . }}{{ $_ := set $texts $name (toString $value) }}{{ end -}}
+{{- toYaml $texts -}}
 {{- end }}
 
 {{/* Labels of one part beside Ray: (list $ "redis"). */}}
@@ -18,16 +32,16 @@ app.kubernetes.io/component: {{ index . 1 }}
 
 {{- define "shoal.partSelector" -}}
 app.kubernetes.io/name: shoal
-app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
 {{- define "shoal.runsClaim" -}}
-{{ .Values.storage.runs.existingClaim | default (printf "%s-runs" .Release.Name) }}
+{{ .Values.storage.runs.existingClaim | default (printf "%s-runs" .Release.Name) | quote }}
 {{- end }}
 
 {{- define "shoal.datasetsClaim" -}}
-{{ .Values.storage.datasets.existingClaim | default (printf "%s-datasets" .Release.Name) }}
+{{ .Values.storage.datasets.existingClaim | default (printf "%s-datasets" .Release.Name) | quote }}
 {{- end }}
 
 {{/* What PodSecurity "restricted" asks of a pod. (dict "user" UID) */}}

@@ -1,30 +1,15 @@
-{{/* Variables of every Ray container. */}}
+{{/* Variables of every Ray container, each once: the user's own say last what they are. */}}
 {{- define "shoal.rayEnvironment" -}}
-- name: HOME
-  value: /home/shoal
-- name: RAY_USAGE_STATS_ENABLED
-  value: "0"
-{{- range $name, $value := .Values.nccl.environment }}
-- name: {{ $name }}
-  value: {{ toString $value | quote }}
-{{- end }}
-{{- if .Values.mlflow.enabled }}
-- name: MLFLOW_TRACKING_URI
-  value: http://{{ .Release.Name }}-mlflow:5000
-{{- end }}
-{{- if .Values.storage.s3.enabled }}
-{{- with .Values.storage.s3.region }}
-- name: AWS_REGION
-  value: {{ . | quote }}
-{{- end }}
-{{- with .Values.storage.s3.endpoint }}
-- name: AWS_ENDPOINT_URL_S3
-  value: {{ . | quote }}
-{{- end }}
-{{- end }}
-{{- range $name, $value := .Values.environment }}
-- name: {{ $name }}
-  value: {{ toString $value | quote }}
+{{- $all := dict "HOME" "/home/shoal" "RAY_USAGE_STATS_ENABLED" "0" -}}
+{{- if .Values.mlflow.enabled }}{{ $_ := set $all "MLFLOW_TRACKING_URI" (printf "http://%s-mlflow:5000" .Release.Name) }}{{ end -}}
+{{- if .Values.storage.s3.enabled -}}
+{{- with .Values.storage.s3.region }}{{ $_ := set $all "AWS_REGION" . }}{{ end -}}
+{{- with .Values.storage.s3.endpoint }}{{ $_ := set $all "AWS_ENDPOINT_URL_S3" . }}{{ end -}}
+{{- end -}}
+{{- $all = merge (dict) .Values.environment .Values.nccl.environment $all -}}
+{{- range $name := keys $all | sortAlpha }}
+- name: {{ $name | quote }}
+  value: {{ get $all $name | toString | quote }}
 {{- end }}
 {{- end }}
 
@@ -49,11 +34,11 @@ envFrom:
   mountPath: /dev/shm
 {{- if .Values.storage.runs.enabled }}
 - name: runs
-  mountPath: {{ .Values.storage.runs.mountPath }}
+  mountPath: {{ .Values.storage.runs.mountPath | quote }}
 {{- end }}
 {{- if .Values.storage.datasets.enabled }}
 - name: datasets
-  mountPath: {{ .Values.storage.datasets.mountPath }}
+  mountPath: {{ .Values.storage.datasets.mountPath | quote }}
   readOnly: true
 {{- end }}
 {{- if .Values.job.enabled }}
@@ -71,7 +56,7 @@ envFrom:
     sizeLimit: {{ $.Values.storage.scratch }}
 - name: home
   emptyDir:
-    sizeLimit: 5Gi
+    sizeLimit: {{ $.Values.storage.home }}
 - name: shm
   emptyDir:
     medium: Memory
@@ -90,7 +75,9 @@ envFrom:
 {{- if $.Values.job.enabled }}
 - name: job
   configMap:
-    name: {{ $.Values.job.name }}
+    name: {{ $.Values.job.name | quote }}
+    # It goes with the job; KubeRay's pod that clears Redis is made from this one, and must not wait for it.
+    optional: true
 {{- end }}
 {{- end }}
 
@@ -100,11 +87,10 @@ envFrom:
 {{- $group := .group -}}
 metadata:
   labels:
-    {{- include "shoal.labels" $ | nindent 4 }}
-    shoal/group: {{ .name }}
+    {{- include "shoal.rayLabels" (list $ .name) | nindent 4 }}
   {{- with $group.annotations }}
   annotations:
-    {{- toYaml . | nindent 4 }}
+    {{- include "shoal.texts" . | nindent 4 }}
   {{- end }}
 spec:
   serviceAccountName: {{ $.Release.Name }}-{{ ternary "head" "worker" .head }}
@@ -117,19 +103,25 @@ spec:
   {{- with $.Values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- with $group.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $group.nodeSelector }}
   nodeSelector:
-    {{- toYaml . | nindent 4 }}
+    {{- include "shoal.texts" . | nindent 4 }}
   {{- end }}
   {{- $tolerations := $group.tolerations | default list }}
   {{- if $group.gpus }}
   {{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
+  {{- end }}
+  {{- if or .head $group.leads }}
+  # What runs on a machine that is gone comes back elsewhere before KubeRay gives the job up.
+  {{- range $key := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+  {{- $tolerations = append $tolerations (dict "key" $key "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30) }}
+  {{- end }}
   {{- end }}
   {{- with $tolerations | uniq }}
   tolerations:
@@ -142,8 +134,8 @@ spec:
     - {{- toYaml . | nindent 6 }}
       labelSelector:
         matchLabels:
-          app.kubernetes.io/instance: {{ $.Release.Name }}
-          shoal/group: {{ $name }}
+          app.kubernetes.io/instance: {{ $.Release.Name | quote }}
+          shoal/group: {{ $name | quote }}
     {{- end }}
   {{- end }}
   containers:
@@ -180,14 +172,14 @@ spec:
         {{- include "shoal.containerSecurity" $ | nindent 8 }}
       volumeMounts:
         {{- include "shoal.rayMounts" $ | nindent 8 }}
-      # What KubeRay asks by itself, said here so that it can be seen: the agent of this node, which knows its raylet
-      # (and on the head the GCS).
-      {{- range $probe, $failures := dict "readinessProbe" 10 "livenessProbe" 24 }}
+      # As KubeRay would ask, said here so that it can be seen: the agent of this node, which knows its raylet (and on
+      # the head the GCS). Patient, because a GCS that is slow is no reason to lose it.
+      {{- range $probe, $failures := dict "readinessProbe" 10 "livenessProbe" 120 }}
       {{ $probe }}:
         httpGet:
           path: /api/healthz
           port: 52365
-        initialDelaySeconds: {{ ternary 10 60 (eq $probe "readinessProbe") }}
+        initialDelaySeconds: {{ ternary 10 30 (eq $probe "readinessProbe") }}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: {{ $failures }}
@@ -219,7 +211,7 @@ rayVersion: {{ .Values.rayVersion | quote }}
 authOptions:
   mode: token
   {{- with .Values.auth.existingSecret }}
-  secretName: {{ . }}
+  secretName: {{ . | quote }}
   {{- end }}
 {{- if .Values.tls.enabled }}
 tlsOptions:
@@ -227,11 +219,11 @@ tlsOptions:
 {{- end }}
 {{- if .Values.gcsFaultTolerance.enabled }}
 gcsFaultToleranceOptions:
-  redisAddress: {{ .Values.gcsFaultTolerance.redisAddress | default (printf "%s-redis:6379" .Release.Name) }}
+  redisAddress: {{ .Values.gcsFaultTolerance.redisAddress | default (printf "%s-redis:6379" .Release.Name) | quote }}
   redisPassword:
     valueFrom:
       secretKeyRef:
-        name: {{ .Values.gcsFaultTolerance.passwordSecret }}
+        name: {{ .Values.gcsFaultTolerance.passwordSecret | quote }}
         key: password
 {{- end }}
 enableInTreeAutoscaling: {{ $scales }}
@@ -258,12 +250,14 @@ headGroupSpec:
     # No training work: workers come and go, and the head must stay.
     num-cpus: "0"
     dashboard-host: 0.0.0.0
+    # Half of /dev/shm.
+    object-store-memory: {{ div (mul (include "shoal.mebi" .Values.head.shm) 1048576) 2 | quote }}
   template:
     {{- include "shoal.rayPod" (dict "root" . "group" .Values.head "name" "head" "head" true) | nindent 4 }}
 workerGroupSpecs:
   {{- range $name, $group := .Values.workers }}
   {{- if $group }}
-  - groupName: {{ $name }}
+  - groupName: {{ $name | quote }}
     replicas: {{ max (int $group.minReplicas) (min (int ($group.replicas | default 0)) (int $group.maxReplicas)) }}
     minReplicas: {{ $group.minReplicas }}
     maxReplicas: {{ $group.maxReplicas }}

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +30,31 @@ def preset_file(name: str) -> Path:
     return shipped(f"{CHART}/presets/{name}.yaml")
 
 
-def setting(files: Sequence[Path], path: str) -> Any:
-    """What the chart's default values, and then `files`, say at a dotted path."""
-    found: Any = None
-    for file in [shipped(f"{CHART}/values.yaml"), *files]:
-        value: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        found = value if value is not None else found
-    return found
+@dataclass(frozen=True)
+class Installed:
+    """What of the chart's values a job goes by."""
+
+    runs_at: str | None
+    """Where the folders of runs are in the pods; None: no storage for them."""
+    groups: Mapping[str, Any]
+    """The groups of workers that there are."""
 
 
-def groups(files: Sequence[Path]) -> dict[str, Any]:
-    """The groups of workers that those files come to; one that a file sets to null is gone."""
-    merged: dict[str, Any] = {}
-    for file in [shipped(f"{CHART}/values.yaml"), *files]:
-        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        for name, group in (values.get("workers") or {}).items():
-            merged[name] = None if group is None else {**(merged.get(name) or {}), **group}
-    return {name: group for name, group in merged.items() if group is not None}
-
-
-def installed_values(release: str, namespace: str, context: str | None) -> str:
-    """The values with which the chart was installed, as YAML."""
-    words = ["get", "values", release, "--namespace", namespace, "--all", "--output", "yaml"]
-    result = run("helm", [*words, *(["--kube-context", context] if context else [])])
-    if result.returncode:
-        said = result.stderr.strip().splitlines()[-1].removeprefix("Error: ") if result.stderr.strip() else ""
-        raise UserError(
-            f"--release: the values of {release!r} in the namespace {namespace!r} cannot be read ({said}); install the "
-            "chart (docs/kubernetes.md), or say how pods look here: --preset NAME or --values FILE"
+def installed(release: str, namespace: str, files: Sequence[Path], settings: Sequence[str]) -> Installed:
+    """What files and settings come to, looked up in what they render to."""
+    probe = {"job": {"enabled": True, "name": "probe"}}
+    text = render(release, namespace, probe, files, settings)
+    (job,) = (found for found in yaml.safe_load_all(text) if found and found["kind"] == "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    mounts = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    groups = {}
+    for group in cluster["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        gpus = int(pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0))
+        groups[group["groupName"]] = {"gpus": gpus, "leads": "drivers" in group.get("resources", {})} | (
+            {"nodeSelector": pod["nodeSelector"]} if "nodeSelector" in pod else {}
         )
-    return result.stdout
+    return Installed(next((mount["mountPath"] for mount in mounts if mount["name"] == "runs"), None), groups)
 
 
 def render(
@@ -73,7 +67,7 @@ def render(
     """What Helm makes of the chart: `files` over its defaults, then `values`, then `settings` (KEY=VALUE)."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         computed = Path(folder) / "computed.yaml"
-        computed.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
+        computed.write_text(yaml.safe_dump({"managedBy": "shoal", **values}), encoding="utf-8")
         words = ["template", release, str(shipped(CHART)), "--namespace", namespace]
         for file in [*files, computed]:
             words += ["--values", str(file)]
@@ -82,23 +76,17 @@ def render(
         result = run("helm", words)
     if result.returncode:
         raise _in_words(result.stderr)
-    return _without_helm(result.stdout)
+    return result.stdout
 
 
 def _in_words(said: str) -> Exception:
     """What Helm complains about, as lines that name the value."""
     if found := re.search(r"execution error at \(.*?\): (.*)", said):
         return UserError(found[1])
-    refused = re.findall(r"^\s*- at '/?(.*?)': (.*)$", said, re.MULTILINE)
-    if refused:
+    if refused := re.findall(r"^\s*- at '/?(.*?)': (.*)$", said, re.MULTILINE):
         return UserError("\n".join(f"{path.replace('/', '.') or 'values'}: {words}" for path, words in refused))
     lines = [line for line in said.strip().splitlines() if line and "--debug" not in line]
     message = "\n".join(line.removeprefix("Error: ") for line in lines) or "without a word"
     if "failed parsing --set" in said or "error converting YAML" in said or "no such file" in said:
         return UserError(message)
     return RunError(f"helm template: {message}")
-
-
-def _without_helm(text: str) -> str:
-    """Without the label by which Helm knows its own, where nothing is installed by it."""
-    return text.replace("app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: shoal")

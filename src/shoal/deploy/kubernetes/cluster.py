@@ -11,6 +11,12 @@ from shoal.core.errors import RunError, UserError
 from shoal.deploy.programs import find, run
 
 _TIMEOUT = "--request-timeout=20s"
+_COMMAND_S = 60.0
+"""How long a command in a container may take."""
+
+
+class NoAnswerError(RunError):
+    """The cluster does not answer just now."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,13 @@ class Cluster:
         root = "/api/v1" if group == "v1" else f"/apis/{group}"
         # As it is: the server itself looks at every field, and nothing has to be asked about it before.
         path = f"{root}/namespaces/{self.namespace}/{kind}?fieldValidation=Strict"
-        made: dict[str, Any] = json.loads(self._call("create", "--raw", path, "-f", "-", text=json.dumps(manifest)))
+        words = ["create", "--raw", path, "-f", "-", _TIMEOUT]
+        made: dict[str, Any] = json.loads(self._call(*words, text=json.dumps(manifest)))
         return made
+
+    def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> None:
+        """Lay something over an object."""
+        self._call("patch", kind, name, "--type=merge", "--patch", json.dumps(change), _TIMEOUT)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object, or None if there is none."""
@@ -49,14 +60,19 @@ class Cluster:
         """What a command says in a container."""
         return self._call("exec", pod, "-c", container, "--", *command)
 
-    def log(self, pod: str, container: str) -> Iterator[str]:
-        """The lines of a container's log, from its beginning, as they come; until it ends, or the connection does."""
-        words = [find("kubectl"), *self._where(), "logs", "--follow", pod, "-c", container]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:  # noqa: S603 - no shell
+    def log(self, pod: str, container: str, since: str | None = None) -> Iterator[tuple[str, str]]:
+        """The lines of a container's log, each with the time at which it was written, as they come: from the beginning
+        or a time on, until the container ends, or the connection does."""
+        words = [find("kubectl"), *self._where(), "logs", "--follow", "--timestamps", pod, "-c", container]
+        words += [f"--since-time={since}"] if since is not None else []
+        with subprocess.Popen(  # noqa: S603 - no shell
+            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        ) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
-                    yield line.rstrip("\n")
+                    time, _, text = line.rstrip("\n").partition(" ")
+                    yield time, text
             finally:
                 process.terminate()
 
@@ -64,7 +80,7 @@ class Cluster:
         return ["--namespace", self.namespace, *(["--context", self.context] if self.context else [])]
 
     def _call(self, *words: str, text: str | None = None) -> str:
-        result = run("kubectl", [*self._where(), *words], text)
+        result = run("kubectl", [*self._where(), *words], text, timeout_s=_COMMAND_S)
         if result.returncode:
             raise in_words(result.stderr, self.namespace)
         return result.stdout
@@ -83,8 +99,8 @@ def in_words(said: str, namespace: str) -> Exception:
         return UserError(f"--namespace: there is no namespace {namespace!r} there; install the chart first")
     if "context" in said and "does not exist" in said:
         return UserError(f"--context: {message}; kubectl config get-contexts lists them")
-    if re.search(r"connection to the server|Unable to connect|no configuration has been provided|i/o timeout", said):
-        return UserError(f"--kubernetes: kubectl reaches no cluster ({message}); see kubectl cluster-info")
+    if re.search(r"[Tt]he connection to the server|Unable to connect|no configuration has been|timeout|EOF", said):
+        return NoAnswerError(f"--kubernetes: kubectl reaches no cluster ({message}); see kubectl cluster-info")
     if "Forbidden" in said or "forbidden" in said:
         return RunError(
             f"kubectl: {message}; ask whoever runs the cluster (rbac.submitters of the chart), or its quota"

@@ -15,9 +15,12 @@ _LOOK_EVERY_S = 2.0
 _LOST_S = 300.0
 """How long an API server that does not answer is asked again; the job goes on regardless."""
 _TELL_EVERY_S = 30.0
+_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _SUBMITTER = "ray-job-submitter"
 _HEAD = "ray-head"
-_CHATTER = re.compile(
+_OF_RAY = re.compile(r"^[\d\s:,.-]+(INFO|SUCC|WARN\w*) (cli|sdk|dashboard_sdk)\.py:\d+ -- ")
+"""Lines of the command with which KubeRay submits: before the run says something, and after it."""
+_BEFORE_IT = re.compile(
     r"^(Waiting for Ray Dashboard|Job submission server address|Tailing logs until|Next steps"
     r"|Running entrypoint for job |-{10,}|  +(Query the|Request the|ray job )|Job '.*' submitted successfully"
     r"|Failed to connect to GCS|[\d\s:,.-]+(INFO|SUCC|WARN\w*) [\w.]+:\d+ -- |.* -- Runtime env is setting up\.)"
@@ -41,6 +44,8 @@ class JobState:
     cluster: str
     message: str
     failures: int
+    refused: tuple[str, ...] = ()
+    """Why pods of its cluster could not be made: a quota, most often."""
 
     @property
     def is_over(self) -> bool:
@@ -66,6 +71,11 @@ def state_of(name: str, ray_job: Mapping[str, Any]) -> JobState:
         cluster=status.get("rayClusterName") or "",
         message=status.get("message") or status.get("reason") or "",
         failures=int(status.get("failed") or 0),
+        refused=tuple(
+            condition.get("message", "")
+            for condition in (status.get("rayClusterStatus") or {}).get("conditions") or []
+            if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+        ),
     )
 
 
@@ -84,20 +94,20 @@ def run_dir_of(cluster: Cluster, name: str) -> str | None:
     return words[words.index("--run-dir") + 1] if "--run-dir" in words[:-1] else None
 
 
-def stop(cluster: Cluster, name: str) -> bool:
-    """Ask the run to save and end; whether it ran."""
+def stop(cluster: Cluster, name: str) -> str:
+    """Ask the run to save and end: what was done, in words."""
     state = look(cluster, name)
     if state.is_over:
-        return False
-    if state.deployment != "Running" or not state.cluster:  # nothing to save yet
+        return "has already ended"
+    if state.deployment != "Running" or not state.job or not state.cluster:  # nothing runs that could save
         cluster.delete(RAY_JOBS, name)
-        return True
+        return "did not run just now, and is removed"
     heads = cluster.find("pods", f"ray.io/cluster={state.cluster},ray.io/node-type=head")
     if not heads:
         raise RunError(f"job {name!r}: its cluster {state.cluster} has no head just now; try again")
     command = ["ray", "job", "stop", "--no-wait", "--address", "http://127.0.0.1:8265", state.job_id]
     cluster.execute(heads[-1]["metadata"]["name"], _HEAD, command)
-    return True
+    return "is asked to save and end"
 
 
 class Follower:
@@ -106,7 +116,9 @@ class Follower:
     def __init__(self, cluster: Cluster, name: str, tell: Callable[[str], None]) -> None:
         self._cluster, self._name, self._tell = cluster, name, tell
         self._seen: dict[str, int] = {}
-        """Lines that were shown, by try: the submitter may be started again, and then tells all once more."""
+        """Lines that were shown, by try: a submitter that is started again tells all once more."""
+        self._pod, self._time = "", ""
+        """The pod whose log was shown last, and when its last line was written."""
         self._told = ""
         self._told_at = 0.0
         self._silent_since: float | None = None
@@ -114,42 +126,46 @@ class Follower:
     def wait(self, see: Callable[[str], None] | None = None) -> JobState:
         """How it stands when it has ended; the lines of its log go to `see` as they come."""
         while True:
-            state = self._look()
-            if state is not None:
-                if see is not None and state.job_id and state.deployment in ("Running", "Complete", "Failed"):
+            try:
+                state = look(self._cluster, self._name)
+                self._silent_since = None
+                # A job that KubeRay has given up may train on until its cluster is gone: its log does not end then.
+                if see is not None and state.job_id and (state.deployment == "Running" or state.job in _ENDED):
                     self._show(state, see)
                 if state.is_over:
                     return state
                 self._tell_what_it_waits_for(state)
+            except NoJobError:
+                raise
+            except RunError as error:
+                self._be_patient(error)
             time.sleep(_LOOK_EVERY_S)
 
-    def _look(self) -> JobState | None:
-        """None where the API server does not answer just now."""
-        try:
-            state = look(self._cluster, self._name)
-        except NoJobError:
-            raise
-        except RunError as error:
-            now = time.monotonic()
-            self._silent_since = self._silent_since or now
-            if now - self._silent_since > _LOST_S:
-                raise RunError(f"{error}; the job may go on: kubectl get rayjob {self._name}") from error
-            return None
-        self._silent_since = None
-        return state
+    def _be_patient(self, error: RunError) -> None:
+        """Where the API server does not answer, or not well, for too long: raise."""
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        if now - self._silent_since > _LOST_S:
+            raise RunError(f"{error}; the job may go on: kubectl get rayjob {self._name}") from error
 
     def _show(self, state: JobState, see: Callable[[str], None]) -> None:
         """The log of this try, for as long as the connection holds."""
         pods = self._cluster.find("pods", f"job-name={self._name}")
         if not pods or pods[-1].get("status", {}).get("phase") not in ("Running", "Succeeded", "Failed"):
             return
-        skip, number = self._seen.get(state.job_id, 0), 0
-        for line in self._cluster.log(pods[-1]["metadata"]["name"], _SUBMITTER):
-            if _CHATTER.match(line):
+        pod = pods[-1]["metadata"]["name"]
+        is_same = pod == self._pod and bool(self._time)
+        skip, number, is_begun = 0 if is_same else self._seen.get(state.job_id, 0), 0, is_same
+        for at, line in self._cluster.log(pod, _SUBMITTER, since=self._time if is_same else None):
+            if is_same and at <= self._time:  # the server goes by whole seconds
                 continue
+            self._pod, self._time = pod, at
+            if _OF_RAY.match(line) or (not is_begun and _BEFORE_IT.match(line)):
+                continue
+            is_begun = True
             number += 1
             if number > skip:
-                self._seen[state.job_id] = number
+                self._seen[state.job_id] = self._seen.get(state.job_id, 0) + 1
                 see(line)
 
     def _tell_what_it_waits_for(self, state: JobState) -> None:
@@ -161,15 +177,16 @@ class Follower:
                 self._tell(line)
 
     def _pending(self, state: JobState) -> list[str]:
-        """Why its pods have no place."""
+        """Why its pods have no place, or could not be made."""
         if not state.cluster:
             return []
-        return [
+        waiting = [
             f"  {pod['metadata']['name']}: {condition.get('message', 'has no place')}"
             for pod in self._cluster.find("pods", f"ray.io/cluster={state.cluster}")
             for condition in pod.get("status", {}).get("conditions", [])
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
         ]
+        return [*(f"  {why}" for why in state.refused), *waiting]
 
 
 def what_it_waits_for(state: JobState) -> str | None:

@@ -21,7 +21,7 @@ _LARGEST_NAME = 47
 """KubeRay appends to it, and names of objects have an end."""
 _LARGEST_CODE = 700 << 10
 """Of the zip file: it travels in a ConfigMap, which holds 1 MiB, in base64."""
-_REMOTE = re.compile(r"^(s3|gs|https|azure|abfss|file)://")
+_REMOTE = re.compile(r"^(s3|gs|https)://")
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class JobOptions:
 
     release: str
     namespace: str
-    retries: int = 3
-    ttl_s: int = 3600
-    deadline_s: int = 0
+    retries: int
+    ttl_s: int
     queue: str = ""
     wait_s: float = 600
     secrets: Sequence[str] = ()
@@ -76,6 +75,8 @@ def code_values(working_dir: str | None) -> tuple[dict[str, str], list[str]]:
     if working_dir is None:
         return {}, []
     if _REMOTE.match(working_dir):
+        if set(working_dir) & set('$`"\\ '):
+            raise UserError(f"--working-dir: {working_dir!r} holds signs that a shell would read; rename the file")
         return {"workingDir": working_dir}, []
     folder = Path(working_dir).expanduser()
     if not folder.is_dir():
@@ -115,7 +116,6 @@ def make_job(
         "recipe": recipe,
         "retries": options.retries,
         "ttlSeconds": options.ttl_s,
-        "deadlineSeconds": options.deadline_s,
         "queue": options.queue,
         "environmentFrom": [{"secretRef": {"name": secret}} for secret in options.secrets],
         **code,

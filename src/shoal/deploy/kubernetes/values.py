@@ -52,7 +52,7 @@ def group_values(recipe: Recipe, need: Need, machines: Machines) -> dict[str, An
     values: dict[str, Any] = {
         "minReplicas": least,
         "maxReplicas": most,
-        "replicas": most,
+        "replicas": least,  # KubeRay starts a job once all of these run; the autoscaler brings the others
         "cpu": machines.cpus or each * (cluster.cpus_per_worker or (8 if need.on_gpu else 2)),
         "memory": f"{memory // _GIB}Gi",
         "shm": f"{shm // _GIB}Gi",
