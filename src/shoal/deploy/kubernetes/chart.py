@@ -12,6 +12,7 @@ import yaml
 from shoal.core.errors import RunError, UserError
 from shoal.core.section import one_of
 from shoal.deploy.files import shipped
+from shoal.deploy.kubernetes.schema import in_a_sentence
 from shoal.deploy.programs import run
 
 CHART = "helm/shoal"
@@ -83,8 +84,9 @@ def _in_words(said: str) -> Exception:
     """What Helm complains about, as lines that name the value."""
     if found := re.search(r"execution error at \(.*?\): (.*)", said):
         return UserError(found[1])
-    if refused := re.findall(r"^\s*- at '/?(.*?)': (.*)$", said, re.MULTILINE):
-        return UserError("\n".join(f"{path.replace('/', '.') or 'values'}: {words}" for path, words in refused))
+    if refused := re.findall(r"^\s*- at '(.*?)': (.*)$", said, re.MULTILINE):
+        told = [in_a_sentence(path, words) for path, words in refused if words != "validation failed"]
+        return UserError("\n".join(told))
     lines = [line for line in said.strip().splitlines() if line and "--debug" not in line]
     message = "\n".join(line.removeprefix("Error: ") for line in lines) or "without a word"
     if "failed parsing --set" in said or "error converting YAML" in said or "no such file" in said:
