@@ -96,7 +96,7 @@ def test_a_cluster_that_is_well(hosts: Hosts, tmp_path: Path) -> None:
     assert told.of("connections")["found"] == "3 pairs of machines, each way"
     # The head takes no work, so it does not train either.
     assert told.of("all-reduce")["found"].startswith("2 ranks on 2 machines, the sum is right")
-    assert "3 machines read what each wrote" in told.of("storage")["found"]
+    assert "written by 3 machines and read by each" in told.of("storage")["found"]
     assert told.of("storage locks")["level"] == "pass"
     looked_at = {one["node"] for one in told.record["checks"] if one["group"] == "nodes"}
     assert looked_at == {hosts.address(host) for host in (1, 2, 3)}

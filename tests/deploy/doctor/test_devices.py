@@ -51,7 +51,8 @@ def test_a_process_that_hangs_or_dies_is_told(tmp_path: Path) -> None:
 def test_a_torch_or_driver_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
     for name in ("torch", "ray"):
         (tmp_path / f"{name}.py").write_text(f"raise OSError('lib{name}.so: cannot open shared object file')")
-    found = look_at_devices(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])  # which may be where Shoal is
+    found = look_at_devices(dict(os.environ) | {"PYTHONPATH": path})
     assert isinstance(found, Devices)
     assert found.torch_error == "OSError: libtorch.so: cannot open shared object file"
     assert "libray.so" in found.ray_error

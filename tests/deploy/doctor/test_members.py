@@ -28,7 +28,8 @@ def test_those_that_have_gone_or_will() -> None:
 
 
 def test_answers() -> None:
-    assert judge_answers(["a", "b"], {}).found == "all 2 machines run the doctor"
+    assert judge_answers(["a", "b"], {}).found == "the doctor runs on 2 machines"
+    assert judge_answers(["a"], {}).found == "the doctor runs on 1 machine"
     assert "its memory" in judge_answers(["a"], {"a": "no answer within 60 s"}).advice
     missing = judge_answers(["a"], {"a": "ModuleNotFoundError: No module named 'shoal'"})
     assert missing.level == "fail" and "install this Shoal" in missing.advice

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.deploy.doctor.finding import Finding, in_list, passed, skipped
+from shoal.observe.number_words import counted
 
 _MUST_BE_EQUAL = ("Shoal", "Ray", "torch", "CUDA", "NCCL")
 """Workers of different ones do not understand each other, or compute differently."""
@@ -55,7 +56,7 @@ def judge_members(members: Sequence[Member]) -> Finding:
 def judge_answers(asked: Sequence[str], errors: Mapping[str, str]) -> Finding:
     """Whether a process of ours runs on each machine."""
     if not errors:
-        return passed("answers", f"all {len(asked)} machines run the doctor")
+        return passed("answers", f"the doctor runs on {counted(len(asked), 'machine')}")
     words = in_list(f"{node}: {why}" for node, why in errors.items())
     if any("No module named 'shoal" in why for why in errors.values()):
         advice = "install this Shoal there, in the Python that ray start is called with"
@@ -109,4 +110,8 @@ def judge_gpus(told: Mapping[str, float], seen: Mapping[str, int]) -> Finding:
         advice = "some are left unused: ray start --num-gpus with as many as there are, on that machine"
         return Finding("gpus", "warn", in_list(more), advice)
     total = sum(seen.values())
-    return passed("gpus", f"{total} on {sum(map(bool, seen.values()))} machines") if total else skipped("gpus", "none")
+    return (
+        passed("gpus", f"{total} on {counted(sum(map(bool, seen.values())), 'machine')}")
+        if total
+        else skipped("gpus", "none")
+    )

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.core.storage import fsync_directory
 from shoal.deploy.doctor.finding import Finding, Level, in_bytes, in_list, passed
 from shoal.deploy.doctor.folders import LOW_BYTES, TOO_LOW_BYTES
+from shoal.observe.number_words import counted
 
 SIZE = 1 << 20
 SEEN_WITHIN_S = 5.0
@@ -164,7 +165,8 @@ def _apart(storage: Storage) -> list[str]:
 
 def _judge_room(storage: Storage) -> Finding:
     took = f"written in {storage.write_s:.2g} s, seen in {storage.seen_s:.2g} s"
-    found = f"{storage.machines} machines read what each wrote; {took}, {in_bytes(storage.free_bytes)} free"
+    who, free = counted(storage.machines, "machine"), in_bytes(storage.free_bytes)
+    found = f"written by {who} and read by each; {took}, {free} free"
     if storage.free_bytes < LOW_BYTES:
         level: Level = "fail" if storage.free_bytes < TOO_LOW_BYTES else "warn"
         return Finding("storage", level, found, "make room: checkpoint.keep_last, shoal checkpoints list")
