@@ -65,7 +65,7 @@ def test_aws(here: Path, capsys: Capture) -> None:
     ("words", "message"),
     [
         (["--preset", "smal"], "--preset: 'smal' is none; allowed: eks, gpu, small, spot; did you mean small?"),
-        (["--set", "workers.cpu.gpus=-1", *NAMED], "workers.cpu.gpus: minimum: got -1, want 0"),
+        (["--set", "workers.cpu.gpus=-1", *NAMED], "workers.cpu.gpus: -1 should be a whole number, 0 or more"),
         (["--set", "workers.cpu.minReplicas=9", *NAMED], "workers.cpu.minReplicas: 9 is more than maxReplicas, 4"),
         ([], "storage.runs.storageClass: is missing; name a class"),
         (["--set", "storage", *NAMED], "--set: 'storage' should be KEY=VALUE"),

@@ -12,8 +12,8 @@ from shoal.core.version import VERSION
 from tests.tiny import own_recipe, write_own_task, write_tiny
 
 COMMANDS = (
-    *("train", "tune", "plan", "submit", "runs", "report", "monitor", "track", "metrics", "checkpoints", "data"),
-    *("drill", "bench", "completion", "deploy", "doctor"),
+    *("train", "tune", "plan", "submit", "deploy", "doctor", "runs", "report", "monitor", "track", "metrics"),
+    *("checkpoints", "data", "drill", "bench", "completion"),
 )
 SHOAL = Path(sys.executable).with_name("shoal")
 Capture = pytest.CaptureFixture[str]

@@ -354,7 +354,7 @@ def test_secrets_stay_where_they_are(here: Path, capsys: Capture, monkeypatch: p
         ),
         (["digits", "--values", "none.yaml"], "--values: there is no file none.yaml"),
         (["digits", "--preset", "small", "--set", "x"], "--set: 'x' should be KEY=VALUE"),
-        (["digits", "--preset", "small", "--set", "image.tg=1"], "image: additional properties 'tg' not allowed"),
+        (["digits", "--preset", "small", "--set", "image.tg=1"], "image.tg: there is no such value; allowed: "),
         (["digits", "--preset", "small", "--run-dir", "runs/x"], "--run-dir: 'runs/x' is not on the storage for runs"),
         (["digits", "--preset", "small", "--working-dir", "none"], "--working-dir: none is no folder"),
         (["digits", "--resume", "x"], "--resume: is not for --kubernetes"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shoal.observe.runs import read_events
-from tests.deploy.machines import BINARIES, RAY_OPTIONS, SCRIPT, Machine, Network
+from tests.deploy.machines import BINARIES, RAY_OPTIONS, REPOSITORY, SCRIPT, Machine, Network
 
 STEPS = 2500
 RECIPE = [
@@ -175,9 +175,9 @@ def test_a_cluster_trains_loses_a_machine_and_leaves_nothing(network: Network) -
 
 def files_of(machine: Machine) -> set[str]:
     """What lies in its /tmp and home."""
-    kept = str(machine.network.folder)
+    kept = (str(machine.network.folder), str(REPOSITORY))
     found = machine.run("find", "/tmp", machine.run("sh", "-c", "echo ~").stdout.strip(), "-type", "f").stdout.split()
-    return {file for file in found if not file.startswith((kept, "/root/.pyenv", "/root/.cache"))}
+    return {file for file in found if not file.startswith((*kept, "/root/.pyenv", "/root/.cache"))}
 
 
 def check_joining(head: Machine, first: Machine, second: Machine) -> None:
