@@ -33,6 +33,10 @@ class ApiServer:
         self.execute: Callable[[str, list[str]], tuple[str, bool]] = lambda pod, command: ("no such container", False)
         """What a command in a container says, and whether it went well."""
         self.refuse: Callable[[str, Object], str | None] = lambda kind, manifest: None
+        self.hides: Callable[[str], str | None] = lambda resource: None
+        """Why the user may not look at a resource (pods, pods/log)."""
+        self.loses: Callable[[str, bool], bool] = lambda kind, is_made: False
+        """Whether a connection breaks before an object is made, or before its making is told."""
         self.knows_ray = knows_ray
         self.lock = threading.RLock()
         api = self
@@ -125,7 +129,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, listing)
             return
         group, _, resource, rest = _parsed(parts)
-        if resource == "pods" and rest[1:] == ["exec"]:
+        if (why := self.server_api.hides("/".join([resource, *rest[1:]]))) is not None:
+            self._fail(403, "Forbidden", why)
+        elif resource == "pods" and rest[1:] == ["exec"]:
             self._execute(rest[0], parse_qs(url.query)["command"])
         elif resource == "pods" and rest[1:] == ["log"]:
             self._stream(rest[0], query.get("sinceTime", ""))
@@ -156,9 +162,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._fail(403, "Forbidden", why)
         elif self.server_api.get(kind, name) is not None:
             self._fail(409, "AlreadyExists", f'{resource} "{name}" already exists')
+        elif self.server_api.loses(kind, False):
+            self.close_connection = True
         else:
             self.server_api.put(manifest)
-            self._answer(201, manifest)
+            if self.server_api.loses(kind, True):
+                self.close_connection = True
+            else:
+                self._answer(201, manifest)
 
     def do_DELETE(self) -> None:
         self._body()

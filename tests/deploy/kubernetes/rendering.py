@@ -45,6 +45,15 @@ EVERYTHING = [
     "limitRange.max.memory=512Gi",
     "workers.cpu.resources.vpc\\.amazonaws\\.com/efa=1",
 ]
+ELSEWHERE = [
+    *NAMED,
+    "gcsFaultTolerance.enabled=true",
+    "gcsFaultTolerance.redisAddress=redis.example.com:6400",
+    "storage.s3.enabled=true",
+    "storage.s3.endpoint=https://s3.example.com:9000",
+    "image.repository=registry.example.com/shoal@sha256:" + "0" * 64,
+]
+"""What others run: Redis, a store; and an image by its digest."""
 JOB = [
     *NAMED,
     "job.enabled=true",
@@ -79,8 +88,10 @@ def template(settings: Sequence[str] = (), files: Sequence[Path] = ()) -> "subpr
 
 @functools.cache
 def text_of(case: str) -> str:
-    """A case rendered: a preset, `defaults`, `everything` or `job`."""
-    settings = {"defaults": NAMED, "everything": EVERYTHING, "job": JOB}.get(case, PLACEHOLDERS.get(case, []))
+    """A case rendered: a preset, `defaults`, `everything`, `elsewhere` or `job`."""
+    settings = {"defaults": NAMED, "everything": EVERYTHING, "elsewhere": ELSEWHERE, "job": JOB}.get(
+        case, PLACEHOLDERS.get(case, [])
+    )
     files = [preset_file(case)] if case in presets() else []
     result = template(settings, files)
     assert result.returncode == 0, result.stderr
@@ -91,4 +102,4 @@ def manifests(case: str) -> list[dict[str, Any]]:
     return [document for document in yaml.load_all(text_of(case), yaml.CSafeLoader) if document]
 
 
-CASES = (*presets(), "defaults", "everything", "job")
+CASES = (*presets(), "defaults", "everything", "elsewhere", "job")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.deploy.kubernetes.admission import (
     Pods,
@@ -47,6 +48,15 @@ def test_the_quota_has_room_for_all_at_its_most_and_a_job(case: str):
     quota = _the("ResourceQuota", case)
     assert over_quota(quota, [*here, *_job_beside(case)]) == []
     assert over_quota(quota, [*here, *_job_beside(case), *_job_beside(case)]) != []  # it does bound something
+
+
+def test_small_pods_are_counted_with_what_kuberay_puts_before_them():
+    """Its container that waits for the head takes 200m and 256Mi."""
+    settings = ["storage.runs.storageClass=x", "workers.cpu.cpu=100m", "workers.cpu.memory=256Mi"]
+    settings += ["workers.cpu.shm=256Mi", "workers.cpu.maxReplicas=40", "quota.jobs=0"]
+    rendered = [found for found in yaml.safe_load_all(template(settings).stdout) if found]
+    quota = next(found for found in rendered if found["kind"] == "ResourceQuota")
+    assert over_quota(quota, list(pods_of(rendered))) == []
 
 
 def test_no_container_is_larger_than_the_range():

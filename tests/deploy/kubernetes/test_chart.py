@@ -1,9 +1,12 @@
 """The chart renders, for every preset, to what Kubernetes, KubeRay and Prometheus take."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import kubernetes_validate
@@ -12,10 +15,11 @@ import yaml
 
 from shoal.deploy import build
 from shoal.deploy.files import shipped
-from shoal.deploy.kubernetes.chart import preset_file, presets
+from shoal.deploy.kubernetes.chart import preset_file, presets, render
 from shoal.deploy.programs import find
 from tests.deploy.kubernetes import crds
-from tests.deploy.kubernetes.rendering import CASES, CHART_FOLDER, NAMED, helm, manifests, text_of
+from tests.deploy.kubernetes.admission import containers, pods_of
+from tests.deploy.kubernetes.rendering import CASES, CHART_FOLDER, EVERYTHING, NAMED, helm, manifests, text_of
 
 SHARED_CRDS = Path(__file__).parents[4] / "shared" / "crds"
 VERSIONS = ("1.33", "1.34", "1.35", "1.36")
@@ -154,3 +158,116 @@ def test_yamllint():
 
 def test_defaults_need_one_name_only():
     assert helm("template", "shoal", str(CHART_FOLDER), "--set", NAMED[0]).returncode == 0
+
+
+def test_an_image_may_be_named_by_its_digest():
+    image = f"registry.example.com/shoal@sha256:{'0' * 64}"
+    found = {container["image"] for kind in pods_of(manifests("elsewhere")) for container in containers(kind)}
+    assert image in found and not any(f"{image}:" in name for name in found)
+
+
+def test_large_numbers_of_a_values_file_are_told_as_they_were_written():
+    """To Helm they are floats, which it would write as 1e+06."""
+    values = {
+        "environment": {"LIMIT": 1_000_000, "SHARE": 0.5, "ON": True},
+        "workers": {"cpu": {"cpu": 1.5, "maxReplicas": 1_000_000, "resources": {"a.b/c": 2_000_000}}},
+        "terminationGracePeriodSeconds": 1_000_000,
+        "autoscaler": {"idleTimeoutSeconds": 1_000_000},
+        "networkPolicy": {"dns": {"ports": [53]}},
+        "quota": {"enabled": False},
+    }
+    text = render("shoal", "ml", values, settings=NAMED)
+    assert "e+0" not in text.partition("kind: NetworkPolicy")[2]
+    cluster = next(found for found in yaml.safe_load_all(text) if found and found["kind"] == "RayCluster")
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert group["maxReplicas"] == 1_000_000
+    container = group["template"]["spec"]["containers"][0]
+    limits = container["resources"]["limits"]
+    assert (limits["cpu"], limits["a.b/c"]) == ("1.5", "2000000")
+    environment = {item["name"]: item["value"] for item in container["env"]}
+    assert (environment["LIMIT"], environment["SHARE"], environment["ON"]) == ("1000000", "0.5", "true")
+
+
+def test_ray_waits_as_long_as_kubernetes_does_and_ends_before_it():
+    for case in CASES:
+        for kind in pods_of(manifests(case)):
+            for container in kind.spec["containers"]:
+                if not container["name"].startswith("ray-"):
+                    continue
+                environment = {item["name"]: item["value"] for item in container["env"]}
+                if container["name"] != "ray-job-submitter":
+                    drain = int(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+                    assert 0 < drain < kind.spec["terminationGracePeriodSeconds"] <= drain + 30
+
+
+def test_what_is_beside_ray_stays_where_machines_stay():
+    settings = [setting for setting in (*NAMED, *EVERYTHING) if not setting.startswith("tls")]
+    values = {"placement": {"nodeSelector": {"kept": True}, "tolerations": [{"key": "kept", "operator": "Exists"}]}}
+    job = {"job": {"enabled": True, "name": "first"}}
+    pods = [
+        kind
+        for given in (values, values | job)
+        for kind in pods_of([one for one in yaml.safe_load_all(render("shoal", "ml", given, settings=settings)) if one])
+    ]
+    placed = {kind.name for kind in pods if kind.spec.get("nodeSelector") == {"kept": "true"}}
+    assert placed == {"shoal-redis", "shoal-mlflow", "shoal-postgresql", "first-submitter"}
+    assert placed == {
+        kind.name for kind in pods if {"key": "kept", "operator": "Exists"} in kind.spec.get("tolerations", [])
+    }
+
+
+def test_who_submits_may_do_what_the_command_does():
+    """Make jobs, follow and stop them, read the chart's values; and not read secrets."""
+    roles = {found["metadata"]["name"]: found for found in manifests("everything") if found["kind"] == "Role"}
+    role = roles["shoal-submitter"]
+    may = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    for resource, *verbs in (
+        ("rayjobs", "create", "get", "list", "delete"),
+        ("configmaps", "create", "get", "patch", "delete"),
+        ("pods", "get", "list"),
+        ("pods/log", "get"),
+        ("pods/exec", "create"),
+    ):
+        assert {(resource, verb) for verb in verbs} <= may
+    assert not any(resource in ("secrets", "*") or verb == "*" for resource, verb in may)
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="Redis is not installed")
+def test_redis_starts_with_any_password(tmp_path: Path):
+    """By the chart's own line of shell, with signs that its configuration would read otherwise."""
+    password = "a\"b\\c #d'e$f"
+    (tmp_path / "password").write_text(password)
+    redis = next(kind for kind in pods_of(manifests("everything")) if kind.name == "shoal-redis")
+    (line,) = redis.spec["containers"][0]["args"]
+    for path in ("/etc/redis-password/password", "/tmp/redis.conf", "/data"):
+        line = line.replace(path, str(tmp_path / Path(path).name) if path != "/data" else str(tmp_path))
+    socket = tmp_path / "s"
+    line += f" --port 0 --unixsocket {socket}"
+    with subprocess.Popen(["sh", "-c", line], stdout=subprocess.DEVNULL) as server:
+        try:
+            words = ["redis-cli", "-s", str(socket), "ping"]
+            deadline = time.monotonic() + 20
+            while not socket.exists():
+                assert time.monotonic() < deadline and server.poll() is None
+                time.sleep(0.05)
+            for given, answer in ((password, "PONG"), ("other", "NOAUTH")):
+                environment = {**os.environ, "REDISCLI_AUTH": given}
+                result = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+                assert answer in result.stdout + result.stderr
+        finally:
+            server.terminate()
+
+
+def test_the_password_of_postgresql_may_hold_any_sign(tmp_path: Path):
+    """libpq reads a line of five fields between colons, with a backslash before each that belongs to one."""
+    password = "a:b\\c'd$e"
+    (tmp_path / "password").write_text(password)
+    mlflow = next(kind for kind in pods_of(manifests("everything")) if kind.name == "shoal-mlflow")
+    (line,) = mlflow.spec["containers"][0]["args"]
+    line = line.partition(" && exec ")[0]
+    line = line.replace("/etc/postgresql-password/password", str(tmp_path / "password"))
+    line = line.replace("/tmp/pgpass", str(tmp_path / "pgpass"))
+    subprocess.run(["sh", "-c", line], check=True)
+    fields = re.findall(r"((?:\\.|[^:\\])*)(?::|$)", (tmp_path / "pgpass").read_text().rstrip("\n"))
+    assert re.sub(r"\\(.)", r"\1", fields[4]) == password
+    assert (tmp_path / "pgpass").stat().st_mode & 0o77 == 0

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.deploy.kubernetes.rendering import NAMESPACE, manifests
+from tests.deploy.kubernetes.rendering import NAMESPACE, manifests, template
 
 RAY = {"ray.io/is-ray-node": "yes"}
 HEAD = {**RAY, "ray.io/node-type": "head"}
@@ -40,14 +41,14 @@ def _matches(peer: Mapping[str, Any], other: Peer) -> bool:
     return namespace == NAMESPACE and _selects(peer["podSelector"], labels)
 
 
-def _passes(direction: str, own: Peer, other: Peer, port: int) -> bool:
+def _passes(direction: str, own: Peer, other: Peer, port: int, case: str) -> bool:
     """Whether the policies at one end let it through."""
     namespace, labels = own
     if namespace != NAMESPACE:
         return True
     policies = [
         found["spec"]
-        for found in manifests("everything")
+        for found in manifests(case)
         if found["kind"] == "NetworkPolicy" and found["metadata"]["namespace"] == NAMESPACE
     ]
     policies = [policy for policy in policies if _selects(policy["podSelector"], labels)]
@@ -62,8 +63,8 @@ def _passes(direction: str, own: Peer, other: Peer, port: int) -> bool:
     )
 
 
-def may_call(source: Peer, target: Peer, port: int) -> bool:
-    return _passes("Egress", source, target, port) and _passes("Ingress", target, source, port)
+def may_call(source: Peer, target: Peer, port: int, case: str = "everything") -> bool:
+    return _passes("Egress", source, target, port, case) and _passes("Ingress", target, source, port, case)
 
 
 def _in(labels: Mapping[str, str]) -> Peer:
@@ -119,3 +120,25 @@ def test_what_ray_needs_passes(source: Peer, target: Peer, port: int):
 )
 def test_nothing_else_does(source: Peer, target: Peer, port: int):
     assert not may_call(source, target, port)
+
+
+def test_a_redis_of_ones_own_is_reached():
+    """Its port is opened, wherever it is: with the chart's own Redis it is not."""
+    redis = ("203.0.113.9", {})
+    assert may_call(_in(HEAD), redis, 6400, case="elsewhere") and may_call(_in(HEAD), redis, 9000, case="elsewhere")
+    assert not may_call(_in(HEAD), redis, 6379, case="elsewhere")
+    assert not may_call(_in(HEAD), redis, 6400) and not may_call(_in(WORKER), redis, 6379)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("https://s3.example.com:9000", 9000), ("https://s3.example.com/", 443), ("http://10.0.0.9", 80)],
+)
+def test_the_port_of_a_store_of_ones_own_is_open(endpoint: str, port: int):
+    settings = ["storage.runs.storageClass=x", "storage.s3.enabled=true", f"storage.s3.endpoint={endpoint}"]
+    (policy,) = (
+        found
+        for found in yaml.safe_load_all(template(settings).stdout)
+        if found and found["kind"] == "NetworkPolicy" and found["metadata"]["name"] == "shoal-ray"
+    )
+    assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.deploy.kubernetes.rendering import NAMED, template
+from tests.deploy.kubernetes.rendering import CHART_FOLDER, NAMED, helm, template
 
 WRONG = {
     "workers.cpu.gpus=-1": ("/workers/cpu/gpus", "got -1, want 0"),
@@ -26,7 +26,25 @@ WRONG = {
     "environment.A B=1": ("/environment", "A B"),
     "workers.Big.cpu=2": ("/workers", "Big"),
     "image.tag=x: y": ("/image/tag", "does not match"),
-    "storage.runs.mountPath=/tmp": ("storage.runs.mountPath: /tmp is taken",),
+    "storage.runs.mountPath=/tmp": (
+        "storage.runs.mountPath: /tmp is taken by /tmp of the image",
+        "/shared for example",
+    ),
+    "storage.runs.mountPath=/home": ("storage.runs.mountPath: /home is taken by /home/shoal of the image",),
+    "storage.runs.mountPath=/etc/shoal": ("storage.runs.mountPath: /etc/shoal is taken by /etc of the image",),
+    "storage.runs.mountPath=/shared/": ("storage.runs.mountPath: /shared/ should be written as /shared",),
+    "storage.datasets.enabled=true,storage.datasets.storageClass=x,storage.datasets.mountPath=/shared": (
+        "storage.datasets.mountPath: /shared is where the runs are",
+    ),
+    "storage.s3.endpoint=s3.example.com": ("/storage/s3/endpoint", "does not match"),
+    "workers.head.cpu=1,workers.head.memory=4Gi,workers.head.minReplicas=0,workers.head.maxReplicas=1": (
+        "workers.head: is what the head's own group is called",
+    ),
+    "workers.cpu.shm=128Mi": ("workers.cpu.shm: 128Mi is too small: Ray's store has half of it",),
+    "head.shm=64Gi": ("head.shm: 64Gi is more than the pod's memory, 8Gi",),
+    "limitRange.max.cpu=1": ("limitRange.max.cpu: 1 is less than head.cpu, 2, whose pods would be refused",),
+    "limitRange.max.memory=12Gi": ("limitRange.max.memory: 12Gi is less than workers.cpu.memory, 16Gi",),
+    "dcgm.enabled=true,dcgm.namespace=ml": ("dcgm.namespace: ml is the namespace of Ray's pods",),
     "storage.runs.mountPath=shared": ("/storage/runs/mountPath", "does not match"),
     "mlflow.postgresql.user=a-b": ("/mlflow/postgresql/user", "does not match"),
     "quota.hard.pods=abc": ("/quota/hard/pods", "does not match"),
@@ -41,3 +59,15 @@ def test_refused(setting: str):
     assert result.returncode == 1 and result.stdout == ""
     for words in WRONG[setting]:
         assert words in result.stderr
+
+
+@pytest.mark.parametrize("path", ["/tmp/runs", "/home/shoal/runs", "/opt/runs", "/var/lib/shoal"])
+def test_a_mount_that_hides_nothing_is_taken(path: str):
+    assert template([*NAMED, f"storage.runs.mountPath={path}"]).returncode == 0
+
+
+@pytest.mark.parametrize("release", ["1st", "My", "a.b", "a" * 41, "shoal-"])
+def test_names_that_services_cannot_have(release: str):
+    result = helm("template", release, str(CHART_FOLDER), "--set", NAMED[0])
+    assert result.returncode == 1
+    assert "a release's name has at most 40 small letters" in result.stderr or "invalid release name" in result.stderr

@@ -5,8 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import UserError
+from shoal.deploy.kubernetes.chart import Group
 from shoal.deploy.kubernetes.job import entrypoint, job_name
-from shoal.deploy.kubernetes.values import Machines, Need, group_values, pod_memory, workers_per_pod, workers_values
+from shoal.deploy.kubernetes.need import need_of
+from shoal.deploy.kubernetes.values import (
+    Machines,
+    Need,
+    group_values,
+    own_group,
+    pod_memory,
+    too_large,
+    workers_per_pod,
+    workers_values,
+)
 from shoal.recipe.load import load_recipe
 from shoal.recipe.schema import Recipe
 
@@ -17,13 +28,13 @@ GPU = Need(device=60 * GIB, host=10 * GIB, on_gpu=True)
 
 @pytest.mark.parametrize(("workers", "per_machine", "each"), [(1, 8, 1), (16, 8, 8), (12, 8, 6), (3, 8, 3), (5, 2, 2)])
 def test_workers_share_the_gpus_of_a_machine(workers: int, per_machine: int, each: int):
-    assert workers_per_pod(workers, True, Machines(gpus_per_machine=per_machine)) == each
-    assert workers_per_pod(workers, False, Machines(gpus_per_machine=per_machine)) == 1
+    assert workers_per_pod(workers, True, per_machine) == each
+    assert workers_per_pod(workers, False, per_machine) == 1
 
 
 @given(st.integers(1, 600), st.integers(1, 16))
 def test_there_is_place_for_all_workers_and_no_pod_is_larger_than_a_machine(workers: int, per_machine: int):
-    each = workers_per_pod(workers, True, Machines(gpus_per_machine=per_machine))
+    each = workers_per_pod(workers, True, per_machine)
     pods = -(-workers // each)
     assert each <= per_machine and pods == -(-workers // per_machine)  # as few as it takes
 
@@ -53,16 +64,55 @@ def test_a_group_of_a_recipe():
         group_values(_recipe(workers=1, gpus_per_worker=0.5), CPU, Machines())
 
 
+SMALL = Group(gpus=0, cpu=4, memory=16 * GIB)
+LARGE = Group(gpus=8, cpu=96, memory=900 * GIB, has_selector=True)
+LEADER = Group(gpus=0, cpu=2, memory=8 * GIB, leads=True)
+
+
 def test_the_recipe_takes_the_place_of_the_group_of_its_kind():
-    there = {
-        "cpu": {"gpus": 0, "nodeSelector": {"a": "b"}},
-        "big": {"gpus": 8, "nodeSelector": {"c": "d"}},
-        "leader": {"leads": True},
-    }
+    there = {"leader": LEADER, "cpu": SMALL, "big": LARGE}
+    assert own_group(CPU, there) == "cpu" and own_group(GPU, there) == "big"
+    assert own_group(CPU, {"leader": LEADER, "big": LARGE}) == "cpu" and own_group(GPU, {}) == "gpu"
     gpu = {"gpus": 2, "nodeSelector": {"nvidia.com/gpu.present": "true"}}
-    assert workers_values(gpu, there) == {"cpu": None, "big": {"gpus": 2}}
-    assert workers_values({"gpus": 0}, there) == {"cpu": {"gpus": 0}, "big": None}
-    assert workers_values(gpu, {"leader": {"leads": True}}) == {"gpu": gpu}
+    assert workers_values(gpu, "big", there) == {"cpu": None, "big": {"gpus": 2}}  # its own selector stays
+    assert workers_values({"gpus": 0}, "cpu", there) == {"cpu": {"gpus": 0}, "big": None}
+    assert workers_values(gpu, "gpu", {"leader": LEADER}) == {"gpu": gpu}
+
+
+def test_pods_are_no_larger_than_those_of_the_group_where_nobody_asks_for_more():
+    recipe = _recipe(workers=15, gpus_per_worker=1)
+    assert group_values(recipe, GPU, Machines())["gpus"] == 8
+    four = Group(gpus=4, cpu=24, memory=900 * GIB)
+    group = group_values(recipe, GPU, Machines(), four)
+    assert (group["gpus"], group["cpu"], group["maxReplicas"]) == (4, 24, 4)
+    assert too_large(group, "gpu", four) == []
+    assert group_values(_recipe(workers=1), CPU, Machines(), Group(0, 0.5, 4 * GIB))["cpu"] == 0.5
+
+
+def test_pods_that_are_larger_are_told():
+    recipe = _recipe(workers=8, gpus_per_worker=1, cpus_per_worker=16)
+    group = group_values(recipe, GPU, Machines(gpus_per_machine=8), Group(4, 32, 64 * GIB))
+    told = too_large(group, "gpu", Group(4, 32, 64 * GIB))
+    assert [line.split(", and")[0] for line in told] == [
+        "its pods take 8 GPUs",
+        "its pods take 128 cores",
+        f"its pods take {group['memory']}",
+    ]
+    assert all("of the group 'gpu'" in line and "they may find no machine; " in line for line in told)
+    assert too_large(group, "gpu", None) == []
+
+
+def test_memory_is_that_of_the_fewest_workers():
+    """With fewer of them each holds more: of the batch, and of what is divided."""
+
+    def need(**cluster: int) -> Need:
+        sizes = {"model": {"hidden": [2048, 2048]}, "train": {"global_batch": 128}}
+        recipe = load_recipe(["synthetic_mlp", sizes, {"parallel": {"strategy": "fsdp"}, "cluster": cluster}]).recipe
+        return need_of(recipe, None)[0]
+
+    assert need(workers=2).device > 1.3 * need(workers=8).device
+    assert need(workers=8, min_workers=2) == need(workers=2)
+    assert need(workers=8, min_workers=3).device > need(workers=4).device  # 128 is not divided evenly among 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 {{- define "shoal.image" -}}
+{{- if contains "@" .Values.image.repository -}}
+{{ .Values.image.repository | quote }}
+{{- else -}}
 {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+{{- end -}}
 {{- end }}
 
 {{/* Labels of everything: by these it is found and removed. */}}
@@ -17,10 +21,15 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 shoal/group: {{ index . 1 | quote }}
 {{- end }}
 
+{{/* A text, a number or a flag as text: whole numbers of a values file are floats, and would be told as 1e+06. */}}
+{{- define "shoal.text" -}}
+{{- if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}{{ else }}{{ toString . }}{{ end -}}
+{{- end }}
+
 {{/* A map whose values are texts, whatever they look like. */}}
 {{- define "shoal.texts" -}}
 {{- $texts := dict -}}
-{{- range $name, $value := . }}{{ $_ := set $texts $name (toString $value) }}{{ end -}}
+{{- range $name, $value := . }}{{ $_ := set $texts $name (include "shoal.text" $value) }}{{ end -}}
 {{- toYaml $texts -}}
 {{- end }}
 
@@ -42,6 +51,18 @@ app.kubernetes.io/component: {{ index . 1 }}
 
 {{- define "shoal.datasetsClaim" -}}
 {{ .Values.storage.datasets.existingClaim | default (printf "%s-datasets" .Release.Name) | quote }}
+{{- end }}
+
+{{/* Where what is beside Ray runs: with indentation, or nothing. */}}
+{{- define "shoal.placement" -}}
+{{- with .Values.placement.nodeSelector }}
+nodeSelector:
+  {{- include "shoal.texts" . | nindent 2 }}
+{{- end }}
+{{- with .Values.placement.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* What PodSecurity "restricted" asks of a pod. (dict "user" UID) */}}

@@ -1,20 +1,20 @@
 {{/* "500m", 2 or "2.5" in thousandths of a core. */}}
 {{- define "shoal.milli" -}}
-{{- $text := toString . -}}
+{{- $text := include "shoal.text" . -}}
 {{- if hasSuffix "m" $text -}}{{ trimSuffix "m" $text | int64 }}{{- else -}}{{ mulf (float64 $text) 1000 | ceil | int64 }}{{- end -}}
 {{- end }}
 
 {{/* "512Mi", "16Gi" or "1Ti" in MiB. */}}
 {{- define "shoal.mebi" -}}
-{{- $text := toString . -}}
+{{- $text := include "shoal.text" . -}}
 {{- if hasSuffix "Ti" $text -}}{{ mulf (float64 (trimSuffix "Ti" $text)) 1048576 | ceil | int64 }}
 {{- else if hasSuffix "Gi" $text -}}{{ mulf (float64 (trimSuffix "Gi" $text)) 1024 | ceil | int64 }}
 {{- else -}}{{ trimSuffix "Mi" $text | int64 }}{{- end -}}
 {{- end }}
 
 {{/*
-What all pods of a Ray cluster take at most: {cpu, memory, gpus, pods} as JSON. KubeRay's init container takes less than
-the container after it, and the larger of the two counts; the pod with which it clears Redis takes 200m and 256Mi.
+What all pods of a Ray cluster take at most: {cpu, memory, gpus, pods} as JSON. KubeRay's init container of workers takes
+200m and 256Mi, and the larger of it and the container after it counts; the pod with which it clears Redis takes as much.
 */}}
 {{- define "shoal.clusterTakes" -}}
 {{- $cpu := add (include "shoal.milli" .Values.head.cpu) 0 -}}
@@ -33,8 +33,8 @@ the container after it, and the larger of the two counts; the pod with which it 
 {{- range $name, $group := .Values.workers -}}
 {{- if $group -}}
 {{- $number := int $group.maxReplicas -}}
-{{- $cpu = add $cpu (mul $number (include "shoal.milli" $group.cpu)) -}}
-{{- $memory = add $memory (mul $number (include "shoal.mebi" $group.memory)) -}}
+{{- $cpu = add $cpu (mul $number (max 200 (include "shoal.milli" $group.cpu | int64))) -}}
+{{- $memory = add $memory (mul $number (max 256 (include "shoal.mebi" $group.memory | int64))) -}}
 {{- $gpus = add $gpus (mul $number (int ($group.gpus | default 0))) -}}
 {{- $pods = add $pods $number -}}
 {{- end -}}
@@ -45,9 +45,9 @@ the container after it, and the larger of the two counts; the pod with which it 
 {{/* Requests and limits of a container that takes as much as it asks for: (dict "cpu" .. "memory" ..). */}}
 {{- define "shoal.resources" -}}
 requests:
-  cpu: {{ toString .cpu | quote }}
+  cpu: {{ include "shoal.text" .cpu | quote }}
   memory: {{ .memory | quote }}
 limits:
-  cpu: {{ toString .cpu | quote }}
+  cpu: {{ include "shoal.text" .cpu | quote }}
   memory: {{ .memory | quote }}
 {{- end }}

@@ -1,6 +1,8 @@
 {{/* Variables of every Ray container, each once: the user's own say last what they are. */}}
 {{- define "shoal.rayEnvironment" -}}
 {{- $all := dict "HOME" "/home/shoal" "RAY_USAGE_STATS_ENABLED" "0" -}}
+{{- /* Ray kills what has not saved after 30 s unless it is told how long Kubernetes waits; it needs some seconds to end. */ -}}
+{{- $_ := set $all "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" (max 1 (sub (int64 .Values.terminationGracePeriodSeconds) 15)) -}}
 {{- if .Values.mlflow.enabled }}{{ $_ := set $all "MLFLOW_TRACKING_URI" (printf "http://%s-mlflow:5000" .Release.Name) }}{{ end -}}
 {{- if .Values.storage.s3.enabled -}}
 {{- with .Values.storage.s3.region }}{{ $_ := set $all "AWS_REGION" . }}{{ end -}}
@@ -9,7 +11,7 @@
 {{- $all = merge (dict) .Values.environment .Values.nccl.environment $all -}}
 {{- range $name := keys $all | sortAlpha }}
 - name: {{ $name | quote }}
-  value: {{ get $all $name | toString | quote }}
+  value: {{ include "shoal.text" (get $all $name) | quote }}
 {{- end }}
 {{- end }}
 
@@ -97,7 +99,7 @@ spec:
   # For the autoscaler alone.
   automountServiceAccountToken: {{ and .head (eq (include "shoal.scales" $) "true") }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ $.Values.terminationGracePeriodSeconds }}
+  terminationGracePeriodSeconds: {{ int64 $.Values.terminationGracePeriodSeconds }}
   securityContext:
     {{- include "shoal.podSecurity" (dict "user" 1000) | nindent 4 }}
   {{- with $.Values.image.pullSecrets }}
@@ -158,11 +160,11 @@ spec:
           containerPort: 8080
       {{- end }}
       env:
-        {{- include "shoal.rayEnvironment" $ | nindent 8 }}
-      {{- include "shoal.rayEnvironmentFrom" $ | nindent 6 }}
-      {{- $amounts := dict "cpu" (toString $group.cpu) "memory" $group.memory }}
-      {{- range $resource, $amount := $group.resources }}{{ $_ := set $amounts $resource (toString $amount) }}{{ end }}
-      {{- if $group.gpus }}{{ $_ := set $amounts "nvidia.com/gpu" (toString $group.gpus) }}{{ end }}
+        {{- include "shoal.rayEnvironment" $ | trim | nindent 8 }}
+      {{- with include "shoal.rayEnvironmentFrom" $ | trim }}{{ . | nindent 6 }}{{ end }}
+      {{- $amounts := dict "cpu" (include "shoal.text" $group.cpu) "memory" $group.memory }}
+      {{- range $resource, $amount := $group.resources }}{{ $_ := set $amounts $resource (include "shoal.text" $amount) }}{{ end }}
+      {{- if $group.gpus }}{{ $_ := set $amounts "nvidia.com/gpu" (include "shoal.text" $group.gpus) }}{{ end }}
       resources:
         requests:
           {{- toYaml $amounts | nindent 10 }}
@@ -230,7 +232,7 @@ enableInTreeAutoscaling: {{ $scales }}
 {{- if $scales }}
 autoscalerOptions:
   version: v2
-  idleTimeoutSeconds: {{ .Values.autoscaler.idleTimeoutSeconds }}
+  idleTimeoutSeconds: {{ int64 .Values.autoscaler.idleTimeoutSeconds }}
   resources:
     {{- include "shoal.resources" .Values.autoscaler | nindent 4 }}
   securityContext:
@@ -259,8 +261,8 @@ workerGroupSpecs:
   {{- if $group }}
   - groupName: {{ $name | quote }}
     replicas: {{ max (int $group.minReplicas) (min (int ($group.replicas | default 0)) (int $group.maxReplicas)) }}
-    minReplicas: {{ $group.minReplicas }}
-    maxReplicas: {{ $group.maxReplicas }}
+    minReplicas: {{ int64 $group.minReplicas }}
+    maxReplicas: {{ int64 $group.maxReplicas }}
     {{- if $group.leads }}
     # Ray puts the jobs' own processes here, and no training.
     resources:
