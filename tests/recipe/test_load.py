@@ -63,6 +63,17 @@ def test_references_are_resolved_for_the_run_and_kept_in_what_is_written(here: P
     assert again.recipe == loaded.recipe
 
 
+def test_variables_that_the_run_will_have_elsewhere_need_not_be_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("BUCKET", raising=False)
+    override = "checkpoint.upload_to=s3://${env:BUCKET}/runs"
+    with pytest.raises(UserError, match="BUCKET"):
+        load_recipe(["digits"], [override])
+    loaded = load_recipe(["digits"], [override], is_elsewhere=True)
+    assert "s3://${env:BUCKET}/runs" in loaded.to_yaml() and "elsewhere" not in loaded.to_yaml()
+    monkeypatch.setenv("BUCKET", "known")
+    assert load_recipe(["digits"], [override], is_elsewhere=True).recipe.checkpoint.upload_to == "s3://known/runs"
+
+
 @pytest.mark.parametrize(
     "override",
     [

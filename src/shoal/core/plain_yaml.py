@@ -1,5 +1,7 @@
 """YAML as a person would write it."""
 
+import re
+
 import yaml
 
 
@@ -10,8 +12,13 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
+_NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+")
+"""What YAML 1.2 takes for a number; to YAML 1.1 some of it is text."""
+
+
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _NUMBER.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Plain.add_representer(str, _text)

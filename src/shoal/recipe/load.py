@@ -16,7 +16,7 @@ from shoal.core.storage import expand_home
 from shoal.recipe.checks import problems
 from shoal.recipe.merge import merge, overlay_of, override_paths, plain
 from shoal.recipe.messages import describe, user_path
-from shoal.recipe.references import environment, hide_values, resolve_references, restore_references
+from shoal.recipe.references import environment, hide_values, names_in, resolve_references, restore_references
 from shoal.recipe.schema import Recipe
 from shoal.recipe.yaml_tree import Path, Tree, dotted, read_yaml, to_yaml
 
@@ -59,10 +59,13 @@ def _first_comment(text: str) -> str:
 def load_recipe(
     sources: Sequence[str | FilePath | Mapping[str, Any]] = (),
     overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    is_elsewhere: bool = False,
 ) -> LoadedRecipe:
     """Read each source (a shipped name, a file, a mapping), lay them over one another, then the overrides, and check.
 
-    Raises `UserError` with one line for each thing that is wrong.
+    Raises `UserError` with one line for each thing that is wrong. With `is_elsewhere` the run will have variables that
+    are not set here: some text stands for them, and the recipe is not for training here.
     """
     tree: Tree = {}
     origins: dict[Path, str] = {}
@@ -74,7 +77,7 @@ def load_recipe(
         origins |= lines
     by_path = override_paths(overrides)
     tree = merge(tree, overlay_of(by_path))
-    return check_tree(tree, origins_with(origins, by_path))
+    return check_tree(tree, origins_with(origins, by_path), is_elsewhere=is_elsewhere)
 
 
 def origins_with(origins: Mapping[Path, str], overrides: Iterable[Path]) -> dict[Path, str]:
@@ -84,11 +87,14 @@ def origins_with(origins: Mapping[Path, str], overrides: Iterable[Path]) -> dict
     return kept | dict.fromkeys(replaced, "override")
 
 
-def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None) -> LoadedRecipe:
+def check_tree(tree: Tree, origins: Mapping[Path, str] | None = None, *, is_elsewhere: bool = False) -> LoadedRecipe:
     """The recipe that a tree describes, or a `UserError` that says all that is wrong with it."""
+    known = environment()
+    if is_elsewhere:
+        known = {name: f"set-elsewhere-{name}" for name in names_in(tree)} | known
     try:
-        values, references = resolve_references(tree, environment())
-        texts, _ = resolve_references(tree, environment(), as_text=True)
+        values, references = resolve_references(tree, known)
+        texts, _ = resolve_references(tree, known, as_text=True)
     except RecursionError:
         raise UserError("recipe: refers to itself by a YAML anchor; write it out") from None
     try:

@@ -27,6 +27,11 @@ def environment(folder: FilePath | None = None) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
 
 
+def names_in(tree: Tree) -> set[str]:
+    """The variables that its references name."""
+    return {name for name in _REFERENCE.findall(str(tree)) if _NAME.fullmatch(name)}
+
+
 def resolve_references(tree: Tree, values: Mapping[str, str], as_text: bool = False) -> tuple[Tree, dict[Path, str]]:
     """The tree with every reference replaced, and what stood at each replaced path.
 
