@@ -1,5 +1,7 @@
 """`shoal deploy`: files to start clusters from."""
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import yaml
 
 from shoal.cli.main import run
 from shoal.deploy.docker import files
+from shoal.deploy.programs import find
 
 Capture = pytest.CaptureFixture[str]
 NAMED = ["--set", "storage.runs.storageClass=nfs"]
@@ -31,6 +34,23 @@ def test_more_memory_for_a_larger_model(here: Path, capsys: Capture) -> None:
         assert run(["deploy", "kubernetes", "synthetic_mlp", *words]) == 0
         sizes.append(yaml.safe_load(capsys.readouterr().out)["workers"]["cpu"]["memory"])
     assert int(sizes[0].removesuffix("Gi")) < int(sizes[1].removesuffix("Gi"))
+
+
+def test_values_for_helm_install_hold_the_preset_and_the_recipe(here: Path, capsys: Capture) -> None:
+    named = "storage.runs.storageClass=nfs,environment.B=two words"
+    (here / "mine.yaml").write_text("head: {cpu: 3}\nenvironment: {A: '1e5'}\n")
+    words = ["--preset", "gpu", "--values", "mine.yaml", "--set", named, "--values-only", "-o", "my values.yaml"]
+    assert run(["deploy", "kubernetes", "mnist", "--workers", "16", "--gpu", *words]) == 0
+    values = yaml.safe_load((here / "my values.yaml").read_text())
+    assert values["head"] == {"cpu": 3, "memory": "32Gi"} and values["environment"] == {"A": "1e5"}
+    assert values["workers"]["gpu"]["maxReplicas"] == 2 and values["workers"]["leader"]["leads"] is True
+    assert values["workers"]["gpu"]["shm"] == "32Gi"  # as the recipe needs it, instead of the preset's
+    _, _, command = capsys.readouterr().err.partition("next: ")
+    program, verb, *rest = shlex.split(command)  # what is told can be typed; here it renders
+    assert (program, verb) == ("helm", "install")
+    result = subprocess.run([find("helm"), "template", *rest], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert 'value: "1e5"' in result.stdout and 'value: "two words"' in result.stdout
 
 
 def test_to_a_file(here: Path, capsys: Capture) -> None:
@@ -72,7 +92,9 @@ def test_aws(here: Path, capsys: Capture) -> None:
         (["digts"], "did you mean digits?"),
         (["digits", "--gpu", "--workers", "2", "--gpus-per-machine", "0"], "--gpus-per-machine"),
         (["digits", "cluster.gpus_per_worker=0.5", *NAMED], "cluster.gpus_per_worker: 0.5 is part of a GPU"),
-        (["--cpus", "2", *NAMED], "--cpus, --gpu-memory: are about the workers of a recipe"),
+        (["--cpus", "2", *NAMED], "--cpus, --gpu-memory, --gpus-per-machine: are about the workers of a recipe"),
+        (["--gpus-per-machine", "2", *NAMED], "are about the workers of a recipe; give one, or use --set workers"),
+        (["digits", "--values-only", "--set", "head.cpu=x"], "head.cpu: 'x' should be a number of cores"),
         (["--preset", "small", "-o", "none/cluster.yaml"], "--output: there is no folder none"),
         (["--values", "none.yaml"], "--values: there is no file none.yaml"),
     ],

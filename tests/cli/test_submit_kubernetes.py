@@ -248,6 +248,43 @@ def test_an_api_server_that_is_away_for_a_while_is_waited_for(
     thread.join()
 
 
+@pytest.mark.parametrize("hidden", ["pods", "pods/log"])
+def test_who_may_not_see_the_log_is_told_once_and_waits_for_the_end(
+    api: ApiServer, here: Path, capfd: Capture, hidden: str
+) -> None:
+    api.put(ray_job("first", jobDeploymentStatus="Running", jobStatus="RUNNING", jobId="a", rayClusterName="c"))
+    api.put(pod("first-x", {"job-name": "first"}, "ray-job-submitter"))
+    api.logs["first-x"] = Log()
+    api.hides = lambda resource: f'{resource} is forbidden: User "me" cannot' if resource == hidden else None
+
+    def end() -> None:
+        time.sleep(5)
+        api.set_status("first", jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert submit("--follow", "first") == 0
+    thread.join()
+    _, err = capfd.readouterr()
+    assert err.count("neither its log nor its pods can be shown") == 1 and "is forbidden" in err
+    assert "job first: succeeded" in err
+
+
+def test_who_may_not_see_the_job_is_told(api: ApiServer, here: Path, capsys: Capture) -> None:
+    api.put(ray_job("first", jobDeploymentStatus="Running", jobStatus="RUNNING"))
+    api.hides = lambda resource: 'rayjobs.ray.io "first" is forbidden: User "me" cannot get'
+    assert submit("--follow", "first") == 1
+    assert "ask whoever runs the cluster (rbac.submitters of the chart)" in capsys.readouterr().err
+
+
+def test_a_job_that_shoal_has_not_made_may_have_any_command(api: ApiServer, here: Path, capsys: Capture) -> None:
+    job = ray_job("first", jobDeploymentStatus="Complete", jobStatus="SUCCEEDED", jobId="a")
+    job["spec"]["entrypoint"] = "python -c 'print(1)"
+    api.put(job)
+    assert submit("--follow", "first", "--json") == 0
+    assert last_json(capsys.readouterr().out)["run_dir"] is None
+
+
 def test_a_quota_that_refuses_pods_is_told(api: ApiServer, here: Path) -> None:
     refused = {"type": "ReplicaFailure", "status": "True", "message": 'pods "x" is forbidden: exceeded quota: shoal'}
     waits = ray_job("first", jobDeploymentStatus="Initializing", rayClusterName="c")
@@ -284,6 +321,18 @@ def test_the_installed_values_are_those_of_the_chart(api: ApiServer, here: Path,
     assert group["template"]["spec"]["nodeSelector"] == {"fast": "true"} and group["maxReplicas"] == 4
     assert submit("digits", "--release", "other", "--dry-run") == 2
     assert "the chart is not installed as 'other'" in capsys.readouterr().err
+
+
+def test_a_group_that_was_taken_out_of_the_chart_is_not_put_back(api: ApiServer, here: Path, capsys: Capture) -> None:
+    """The preset has no group called cpu, which is what the chart has where nobody says so."""
+    (config,) = (
+        found for found in yaml.safe_load_all(text_of("gpu")) if found and found["metadata"]["name"] == "shoal-values"
+    )
+    api.put(config)
+    groups = {"leader": (1, 1), "gpu": (2, 2)}
+    found = made(capsys, "mnist", "--workers", "16", "--gpu")["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert {group["groupName"]: (group["minReplicas"], group["maxReplicas"]) for group in found} == groups
+    assert {group["template"]["spec"]["containers"][0]["image"] for group in found} == {"shoal:0.1.0"}
 
 
 # ---------------------------------------------------------------- what is made
@@ -342,6 +391,22 @@ def test_secrets_stay_where_they_are(here: Path, capsys: Capture, monkeypatch: p
     assert "the recipe refers to MY_BUCKET; give the Secret that has it as --secret NAME" in err
 
 
+def test_variables_of_a_secret_need_not_be_here(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_BUCKET", raising=False)
+    words = ["digits", "checkpoint.upload_to=s3://${env:MY_BUCKET}/x", "--preset", "small"]
+    assert submit(*words, "--dry-run") == 2
+    assert "MY_BUCKET" in capsys.readouterr().err
+    recipe = made(capsys, *words, "--secret", "store")["ConfigMap"]["data"]["recipe.yaml"]
+    assert "s3://${env:MY_BUCKET}/x" in recipe
+
+
+def test_pods_larger_than_those_that_are_installed_are_told(here: Path, capsys: Capture) -> None:
+    words = ["mnist", "--workers", "4", "--gpu", "--preset", "spot", "--gpus-per-machine", "4", "--dry-run"]
+    assert submit(*words) == 0
+    err = capsys.readouterr().err
+    assert "warning: its pods take 4 GPUs, and those of the group 'spot' 1: they may find no machine" in err
+
+
 # ---------------------------------------------------------------- what is wrong
 
 
@@ -356,6 +421,7 @@ def test_secrets_stay_where_they_are(here: Path, capsys: Capture, monkeypatch: p
         (["digits", "--preset", "small", "--set", "x"], "--set: 'x' should be KEY=VALUE"),
         (["digits", "--preset", "small", "--set", "image.tg=1"], "image.tg: there is no such value; allowed: "),
         (["digits", "--preset", "small", "--run-dir", "runs/x"], "--run-dir: 'runs/x' is not on the storage for runs"),
+        (["digits", "--preset", "small", "--run-dir", "/shared/$(id)"], "holds signs that a shell would read"),
         (["digits", "--preset", "small", "--working-dir", "none"], "--working-dir: none is no folder"),
         (["digits", "--resume", "x"], "--resume: is not for --kubernetes"),
         (["digits", "train.stepz=1", "--preset", "small"], "train.stepz"),
@@ -422,6 +488,38 @@ def test_a_refusal_of_the_cluster_leaves_nothing(api: ApiServer, here: Path, cap
     api.refuse = lambda kind, manifest: 'configmaps is forbidden: User "me" cannot' if kind == "ConfigMap" else None
     assert submit("digits", "--preset", "small") == 1
     assert "ask whoever runs the cluster" in capsys.readouterr().err and not api.objects
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_an_answer_that_is_lost_is_looked_for(api: ApiServer, here: Path, capsys: Capture, is_made: bool) -> None:
+    """The connection breaks while the job is made: it was made, or it was not."""
+    api.loses = lambda kind, made: kind == "RayJob" and made == is_made
+    status = submit("digits", "--preset", "small", "--no-follow")
+    err = capsys.readouterr().err
+    kinds = sorted(kind for kind, _ in api.objects)
+    if is_made:
+        assert status == 0 and kinds == ["ConfigMap", "RayJob"] and "is made in the namespace" in err
+        config = api.get("ConfigMap", the_job(api)["metadata"]["name"])
+        assert config is not None and config["metadata"]["ownerReferences"]
+    else:
+        assert status == 1 and kinds == [] and "kubectl reaches no cluster" in err
+
+
+def test_a_server_that_goes_away_while_the_job_is_made_leaves_it_what_it_needs(
+    api: ApiServer, here: Path, capsys: Capture
+) -> None:
+    def goes_away(kind: str, is_made: bool) -> bool:
+        if kind == "RayJob" and is_made:
+            (here / "kubeconfig").write_text(ApiServerAddress)
+        return kind == "RayJob"
+
+    api.loses = lambda kind, is_made: is_made and goes_away(kind, is_made)
+    assert submit("digits", "--preset", "small", "--no-follow") == 1
+    name = the_job(api)["metadata"]["name"]
+    assert f"whether the job was made is not known; it has what it needs: kubectl get rayjob {name}" in (
+        capsys.readouterr().err
+    )
+    assert api.get("ConfigMap", name) is not None
 
 
 def test_a_job_that_is_not_there(api: ApiServer, here: Path, capsys: Capture) -> None:

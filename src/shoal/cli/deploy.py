@@ -1,10 +1,11 @@
 """`shoal deploy`: the files that a cluster is started from."""
 
+import shlex
 from pathlib import Path
 
 import click
 
-from shoal.cli.kubernetes_options import check_settings, files_of, gpu_memory_of, kubernetes_options
+from shoal.cli.kubernetes_options import check_settings, files_of, kubernetes_options, workers_of
 from shoal.cli.words import GPU, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import UserError
 
@@ -30,7 +31,7 @@ def kubernetes(
     preset: str | None,
     values_files: tuple[str, ...],
     settings: tuple[str, ...],
-    gpus_per_machine: int,
+    gpus_per_machine: int | None,
     gpu_memory: str | None,
     cpus: int | None,
     values_only: bool,
@@ -45,51 +46,33 @@ def kubernetes(
     shoal deploy kubernetes gpt2 --workers 16 --gpu --values-only -o values.yaml
     """
     from shoal.core.plain_yaml import dump
-    from shoal.deploy.kubernetes.chart import installed, render
+    from shoal.deploy.kubernetes.chart import check, install_command, installed, laid_over, render
+    from shoal.deploy.kubernetes.values import Machines
+    from shoal.recipe.load import load_recipe
 
     check_settings(settings)
     files = files_of(preset, values_files)
     values = {}
     if words or workers or gpu:
-        group = _group(words, workers, gpu, gpus_per_machine, gpu_memory, cpus)
-        from shoal.deploy.kubernetes.values import workers_values
-
-        values = {"workers": workers_values(group, installed(release, namespace, files, settings).groups)}
-    elif cpus is not None or gpu_memory is not None:
-        raise UserError("--cpus, --gpu-memory: are about the workers of a recipe; give one, or use --set workers...")
+        recipe = load_recipe(*recipes_and_overrides(words, workers, gpu)).recipe
+        there = installed(release, namespace, files, settings).groups
+        values = {"workers": workers_of(recipe, Machines(gpus_per_machine, cpus), gpu_memory, there)}
+    elif cpus is not None or gpu_memory is not None or gpus_per_machine is not None:
+        raise UserError(
+            "--cpus, --gpu-memory, --gpus-per-machine: are about the workers of a recipe; give one, or use "
+            "--set workers..."
+        )
     if values_only:
-        text = dump(values)
+        check(release, namespace, values, files, settings)
+        text = dump(laid_over(files, values))
     else:
         text = render(release, namespace, {"namespace": {"create": True}, **values}, files, settings)
     write(text, output)
     if output is not None:
-        follow = (
-            f"helm install {release} CHART --namespace {namespace} --values {output}"
-            if values_only
-            else f"kubectl apply -f {output}"
-        )
+        apply = f"kubectl apply -f {shlex.quote(output)}"
+        follow = install_command(release, namespace, output, settings) if values_only else apply
         click.echo(f"written to {output}; next: {follow}", err=True)
     return 0
-
-
-def _group(
-    words: tuple[str, ...],
-    workers: str | None,
-    gpu: bool,
-    gpus_per_machine: int,
-    gpu_memory: str | None,
-    cpus: int | None,
-) -> dict[str, object]:
-    from shoal.deploy.kubernetes.need import need_of
-    from shoal.deploy.kubernetes.values import Machines, group_values
-    from shoal.recipe.load import load_recipe
-
-    recipes, overrides = recipes_and_overrides(words, workers, gpu)
-    recipe = load_recipe(recipes, overrides).recipe
-    need, warnings = need_of(recipe, gpu_memory_of(gpu_memory))
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
-    return group_values(recipe, need, Machines(gpus_per_machine=gpus_per_machine, cpus=cpus))
 
 
 @command.command("docker")

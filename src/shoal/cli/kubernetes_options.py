@@ -1,13 +1,18 @@
 """What `shoal deploy kubernetes` and `shoal submit --kubernetes` both ask about a cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shoal.cli.sizes import parse_size
 from shoal.core.errors import UserError
+
+if TYPE_CHECKING:
+    from shoal.deploy.kubernetes.chart import Group
+    from shoal.deploy.kubernetes.values import Machines
+    from shoal.recipe.schema import Recipe
 
 _OPTIONS = [
     click.option("--namespace", default="shoal", metavar="NAME", help="The namespace (default: shoal)."),
@@ -24,9 +29,8 @@ _OPTIONS = [
     click.option(
         "--gpus-per-machine",
         type=click.IntRange(min=1),
-        default=8,
         metavar="N",
-        help="GPUs of a machine (default: 8).",
+        help="GPUs of a machine (default: as the chart's group has, or 8).",
     ),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, as in 80GiB: then it is checked."),
     click.option("--cpus", type=click.IntRange(min=1), metavar="N", help="Cores of each pod; otherwise by the recipe."),
@@ -51,6 +55,21 @@ def files_of(preset: str | None, values_files: tuple[str, ...]) -> list[Path]:
             raise UserError(f"--values: there is no file {name}")
         files.append(path)
     return files
+
+
+def workers_of(
+    recipe: "Recipe", machines: "Machines", gpu_memory: str | None, there: "Mapping[str, Group]"
+) -> dict[str, Any]:
+    """The chart's `workers` for a recipe, among the groups that there are; what the user should know is told."""
+    from shoal.deploy.kubernetes.need import need_of
+    from shoal.deploy.kubernetes.values import group_values, own_group, too_large, workers_values
+
+    need, warnings = need_of(recipe, gpu_memory_of(gpu_memory))
+    name = own_group(need, there)
+    group = group_values(recipe, need, machines, there.get(name))
+    for warning in [*warnings, *too_large(group, name, there.get(name))]:
+        click.echo(f"warning: {warning}", err=True)
+    return workers_values(group, name, there)
 
 
 def gpu_memory_of(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.cli.job_log import LogView
-from shoal.cli.kubernetes_options import check_settings, files_of, gpu_memory_of
+from shoal.cli.kubernetes_options import check_settings, files_of, workers_of
 from shoal.cli.words import recipes_and_overrides
 from shoal.core.errors import RunError, UserError
 from shoal.core.storage import to_json_line
@@ -38,7 +38,7 @@ def submit(
     preset: str | None,
     values_files: tuple[str, ...],
     settings: tuple[str, ...],
-    gpus_per_machine: int,
+    gpus_per_machine: int | None,
     gpu_memory: str | None,
     cpus: int | None,
     queue: str,
@@ -89,6 +89,8 @@ def submit(
 @contextlib.contextmanager
 def _of_release(cluster: "Cluster", release: str) -> Iterator[Path]:
     """The values with which the chart was installed, which it tells in a ConfigMap."""
+    from shoal.deploy.kubernetes.chart import with_nulls
+
     with _before_anything_is_made():
         found = cluster.get("configmaps", f"{release}-values")
     if found is None:
@@ -98,7 +100,7 @@ def _of_release(cluster: "Cluster", release: str) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         file = Path(folder) / "installed.yaml"
-        file.write_text(found["data"]["values.yaml"], encoding="utf-8")
+        file.write_text(with_nulls(found["data"]["values.yaml"]), encoding="utf-8")
         yield file
 
 
@@ -123,8 +125,6 @@ def _made(
     """The job, checked here: nothing is sent before it is."""
     from shoal.deploy.kubernetes.chart import installed
     from shoal.deploy.kubernetes.job import code_values, job_name, make_job
-    from shoal.deploy.kubernetes.need import need_of
-    from shoal.deploy.kubernetes.values import group_values, workers_values
     from shoal.launch.environment import referenced_environment
     from shoal.launch.run import new_run_dir
     from shoal.recipe.load import load_recipe
@@ -133,24 +133,23 @@ def _made(
     recipes, overrides = recipes_and_overrides(asked.words, asked.workers, asked.gpu)
     if asked.name is not None:
         overrides.append(f"name={json.dumps(asked.name)}")
-    loaded = load_recipe(recipes, overrides)
+    loaded = load_recipe(recipes, overrides, is_elsewhere=bool(options.secrets))
     check_tracking(loaded, is_here=False)
     code, left_out = code_values(asked.working_dir)
     for what in left_out:
         _say(f"warning: --working-dir: {what} is not sent; keep data on the volume of datasets")
     if not options.secrets and (names := sorted(referenced_environment(loaded))):
         _say(f"warning: the recipe refers to {', '.join(names)}; give the Secret that has it as --secret NAME")
-    need, warnings = need_of(loaded.recipe, gpu_memory_of(gpu_memory))
-    for warning in warnings:
-        _say(f"warning: {warning}")
     there = installed(options.release, options.namespace, files, options.settings)
     if there.runs_at is None:
         raise UserError("storage.runs.enabled: is false, and a run needs a folder that all its machines share")
     unique = new_run_dir(loaded.recipe.name).name
     run_dir = asked.run_dir or f"{there.runs_at}/runs/{unique}"
+    if set(run_dir) & set('$`"\\\n'):
+        raise UserError(f"--run-dir: {run_dir!r} holds signs that a shell would read; choose another name")
     if not PurePosixPath(run_dir).is_relative_to(there.runs_at) or ".." in PurePosixPath(run_dir).parts:
         raise UserError(f"--run-dir: {run_dir!r} is not on the storage for runs; give {there.runs_at}/runs/NAME")
-    workers = workers_values(group_values(loaded.recipe, need, machines), there.groups)
+    workers = workers_of(loaded.recipe, machines, gpu_memory, there.groups)
     return make_job(job_name(unique), loaded.to_yaml(), run_dir, workers, code, options)
 
 
@@ -159,10 +158,7 @@ def _send(cluster: "Cluster", job: "KubernetesJob") -> None:
     with _before_anything_is_made():
         cluster.create(job.config_map)
     try:
-        made = cluster.create(job.ray_job)
-    except (RunError, UserError):
-        cluster.delete("configmaps", job.name)
-        raise
+        made = _create_job(cluster, job)
     except KeyboardInterrupt:
         _say(f"interrupted while the job was made; to see whether it runs: kubectl get rayjob {job.name}")
         raise
@@ -172,6 +168,28 @@ def _send(cluster: "Cluster", job: "KubernetesJob") -> None:
         cluster.patch("configmaps", job.name, {"metadata": {"ownerReferences": [owner]}})
     except RunError as error:  # the job runs; this is about what it leaves behind
         _say(f"warning: the ConfigMap {job.name} will stay when the job is deleted ({error})")
+
+
+def _create_job(cluster: "Cluster", job: "KubernetesJob") -> dict[str, Any]:
+    """Make the RayJob. Where the answer is lost it may have been made all the same: then it is looked for."""
+    from shoal.deploy.kubernetes.cluster import NoAnswerError
+    from shoal.deploy.kubernetes.follow import RAY_JOBS
+
+    try:
+        return cluster.create(job.ray_job)
+    except NoAnswerError as error:
+        try:
+            made = cluster.get(RAY_JOBS, job.name)
+        except RunError:
+            _say(f"whether the job was made is not known; it has what it needs: kubectl get rayjob {job.name}")
+            raise error from None
+        if made is None:
+            cluster.delete("configmaps", job.name)
+            raise
+        return made
+    except (RunError, UserError):
+        cluster.delete("configmaps", job.name)
+        raise
 
 
 def _stop(cluster: "Cluster", name: str, as_json: bool, how: str) -> int:

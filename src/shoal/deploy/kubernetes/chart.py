@@ -1,6 +1,7 @@
 """The chart rendered: by Helm, from values laid over those of a preset."""
 
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from shoal.deploy.kubernetes.schema import in_a_sentence
 from shoal.deploy.programs import run
 
 CHART = "helm/shoal"
+_PROBE = {"job": {"enabled": True, "name": "probe"}}
+"""A job uses the storage that is there, so that its class need not be said."""
+_UNITS = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 def presets() -> dict[str, str]:
@@ -32,30 +36,53 @@ def preset_file(name: str) -> Path:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A group of machines, as it is installed: the largest that a pod of its kind can be taken to fit on."""
+
+    gpus: int
+    cpu: float
+    memory: int
+    """Bytes."""
+    leads: bool = False
+    has_selector: bool = False
+    """Whether it says on which nodes its pods run."""
+
+
+@dataclass(frozen=True)
 class Installed:
     """What of the chart's values a job goes by."""
 
     runs_at: str | None
     """Where the folders of runs are in the pods; None: no storage for them."""
-    groups: Mapping[str, Any]
+    groups: Mapping[str, Group]
     """The groups of workers that there are."""
 
 
 def installed(release: str, namespace: str, files: Sequence[Path], settings: Sequence[str]) -> Installed:
     """What files and settings come to, looked up in what they render to."""
-    probe = {"job": {"enabled": True, "name": "probe"}}
-    text = render(release, namespace, probe, files, settings)
+    text = render(release, namespace, _PROBE, files, settings)
     (job,) = (found for found in yaml.safe_load_all(text) if found and found["kind"] == "RayJob")
     cluster = job["spec"]["rayClusterSpec"]
     mounts = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
-    groups = {}
-    for group in cluster["workerGroupSpecs"]:
-        pod = group["template"]["spec"]
-        gpus = int(pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0))
-        groups[group["groupName"]] = {"gpus": gpus, "leads": "drivers" in group.get("resources", {})} | (
-            {"nodeSelector": pod["nodeSelector"]} if "nodeSelector" in pod else {}
-        )
+    groups = {group["groupName"]: _group(group) for group in cluster["workerGroupSpecs"]}
     return Installed(next((mount["mountPath"] for mount in mounts if mount["name"] == "runs"), None), groups)
+
+
+def _group(group: Mapping[str, Any]) -> Group:
+    pod = group["template"]["spec"]
+    limits = pod["containers"][0]["resources"]["limits"]
+    return Group(
+        gpus=int(limits.get("nvidia.com/gpu", 0)),
+        cpu=_cores(limits["cpu"]),
+        memory=int(limits["memory"][:-2]) * _UNITS[limits["memory"][-2:]],
+        leads="drivers" in group.get("resources", {}),
+        has_selector="nodeSelector" in pod,
+    )
+
+
+def _cores(text: str) -> float:
+    cores = int(text[:-1]) / 1000 if text.endswith("m") else float(text)
+    return int(cores) if cores.is_integer() else cores
 
 
 def render(
@@ -78,6 +105,51 @@ def render(
     if result.returncode:
         raise _in_words(result.stderr)
     return result.stdout
+
+
+def check(
+    release: str, namespace: str, values: Mapping[str, Any], files: Sequence[Path], settings: Sequence[str]
+) -> None:
+    """Refuse values that cannot work. A storage class may be missing: it can be said when the chart is installed."""
+    render(release, namespace, _PROBE | dict(values), files, settings)
+
+
+def with_nulls(text: str) -> str:
+    """Values as the chart's ConfigMap tells them, with null for what the chart has by default and was taken away: Helm
+    leaves that out, and would put it back. So it is with groups of workers and variables, which users name."""
+    values = yaml.safe_load(text)
+    defaults = yaml.safe_load(shipped(f"{CHART}/values.yaml").read_text(encoding="utf-8"))
+    for default, there in (
+        (defaults["workers"], values.setdefault("workers", {})),
+        (defaults["nccl"]["environment"], values.setdefault("nccl", {}).setdefault("environment", {})),
+    ):
+        there.update({name: None for name in default if name not in there})
+    return yaml.safe_dump(values)
+
+
+def laid_over(files: Sequence[Path], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of some files and these, the later over the earlier, as Helm would read them."""
+    merged: dict[str, Any] = {}
+    for layer in [*(yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files), values]:
+        merged = _merged(merged, layer)
+    return merged
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: _merged(below[name], value) for name, value in above.items() if _are_maps(below.get(name), value)}
+    return {**below, **above, **both}
+
+
+def _are_maps(*values: Any) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
+
+
+def install_command(release: str, namespace: str, file: str, settings: Sequence[str]) -> str:
+    """What installs the chart with the values of a file."""
+    words = ["helm", "install", release, str(shipped(CHART)), "--namespace", namespace, "--values", file]
+    for setting in settings:
+        words += ["--set", setting]
+    return shlex.join(words)
 
 
 def _in_words(said: str) -> Exception:

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ _COMMAND_S = 60.0
 
 class NoAnswerError(RunError):
     """The cluster does not answer just now."""
+
+
+class NotAllowedError(RunError):
+    """The user may not do this there; asking again does not help."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,14 @@ class Cluster:
         """The lines of a container's log, each with the time at which it was written, as they come: from the beginning
         or a time on, until the container ends, or the connection does."""
         words = [find("kubectl"), *self._where(), "logs", "--follow", "--timestamps", pod, "-c", container]
+        words += ["--pod-running-timeout=2s"]  # it runs; kubectl would ask again for 20 s, whatever the answer
         words += [f"--since-time={since}"] if since is not None else []
-        with subprocess.Popen(  # noqa: S603 - no shell
-            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
-        ) as process:
+        with (
+            tempfile.TemporaryFile() as said,
+            subprocess.Popen(  # noqa: S603 - no shell
+                words, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+            ) as process,
+        ):
             assert process.stdout is not None
             try:
                 for line in process.stdout:
@@ -75,6 +84,11 @@ class Cluster:
                     yield time, text
             finally:
                 process.terminate()
+            said.seek(0)
+            why = said.read().decode(errors="replace")
+            # All else (the container has not begun, the connection broke) may be better the next time.
+            if process.wait() and isinstance(error := in_words(why, self.namespace), NotAllowedError):
+                raise error
 
     def _where(self) -> list[str]:
         return ["--namespace", self.namespace, *(["--context", self.context] if self.context else [])]
@@ -89,6 +103,7 @@ class Cluster:
 def in_words(said: str, namespace: str) -> Exception:
     """What kubectl complains about, and what to do."""
     lines = [line for line in said.strip().splitlines() if not re.match(r"^[EIW]\d{4} ", line)]
+    lines = [line for line in lines if "orbidden" in line][:1] or lines
     message = (lines[-1] if lines else said.strip()).removeprefix("error: ").removeprefix("Error from server ")
     if "could not find the requested resource" in said or "doesn't have a resource type" in said:
         return UserError(
@@ -101,8 +116,8 @@ def in_words(said: str, namespace: str) -> Exception:
         return UserError(f"--context: {message}; kubectl config get-contexts lists them")
     if re.search(r"[Tt]he connection to the server|Unable to connect|no configuration has been|timeout|EOF", said):
         return NoAnswerError(f"--kubernetes: kubectl reaches no cluster ({message}); see kubectl cluster-info")
-    if "Forbidden" in said or "forbidden" in said:
-        return RunError(
+    if "orbidden" in message:
+        return NotAllowedError(
             f"kubectl: {message}; ask whoever runs the cluster (rbac.submitters of the chart), or its quota"
         )
     return RunError(f"kubectl: {message}")

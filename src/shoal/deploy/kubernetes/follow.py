@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import RunError
-from shoal.deploy.kubernetes.cluster import Cluster
+from shoal.deploy.kubernetes.cluster import Cluster, NotAllowedError
 
 RAY_JOBS = "rayjobs.ray.io"
 _LOOK_EVERY_S = 2.0
@@ -90,7 +90,10 @@ def look(cluster: Cluster, name: str) -> JobState:
 def run_dir_of(cluster: Cluster, name: str) -> str | None:
     """The folder of a job's run, which its command names."""
     found = cluster.get(RAY_JOBS, name) or {}
-    words = shlex.split((found.get("spec") or {}).get("entrypoint") or "")
+    try:
+        words = shlex.split((found.get("spec") or {}).get("entrypoint") or "")
+    except ValueError:  # a job that Shoal has not made
+        return None
     return words[words.index("--run-dir") + 1] if "--run-dir" in words[:-1] else None
 
 
@@ -122,31 +125,43 @@ class Follower:
         self._told = ""
         self._told_at = 0.0
         self._silent_since: float | None = None
+        self._is_blind = False
+        """Whether the user may see the job, but not its pods or their logs."""
 
     def wait(self, see: Callable[[str], None] | None = None) -> JobState:
         """How it stands when it has ended; the lines of its log go to `see` as they come."""
+        state = None
         while True:
             try:
                 state = look(self._cluster, self._name)
+                self._tell_of(state, see)
                 self._silent_since = None
-                # A job that KubeRay has given up may train on until its cluster is gone: its log does not end then.
-                if see is not None and state.job_id and (state.deployment == "Running" or state.job in _ENDED):
-                    self._show(state, see)
                 if state.is_over:
                     return state
-                self._tell_what_it_waits_for(state)
-            except NoJobError:
+            except (NoJobError, NotAllowedError):
                 raise
             except RunError as error:
-                self._be_patient(error)
+                now = time.monotonic()
+                self._silent_since = self._silent_since or now
+                if now - self._silent_since > _LOST_S:
+                    if state is not None and state.is_over:  # only its log is missing
+                        return state
+                    raise RunError(f"{error}; the job may go on: kubectl get rayjob {self._name}") from error
             time.sleep(_LOOK_EVERY_S)
 
-    def _be_patient(self, error: RunError) -> None:
-        """Where the API server does not answer, or not well, for too long: raise."""
-        now = time.monotonic()
-        self._silent_since = self._silent_since or now
-        if now - self._silent_since > _LOST_S:
-            raise RunError(f"{error}; the job may go on: kubectl get rayjob {self._name}") from error
+    def _tell_of(self, state: JobState, see: Callable[[str], None] | None) -> None:
+        """Its log, as far as it has come, or what it waits for."""
+        if self._is_blind:
+            return
+        try:
+            # A job that KubeRay has given up may train on until its cluster is gone: its log does not end then.
+            if see is not None and state.job_id and (state.deployment == "Running" or state.job in _ENDED):
+                self._show(state, see)
+            if not state.is_over:
+                self._tell_what_it_waits_for(state)
+        except NotAllowedError as error:
+            self._is_blind = True
+            self._tell(f"job {self._name}: neither its log nor its pods can be shown: {error}")
 
     def _show(self, state: JobState, see: Callable[[str], None]) -> None:
         """The log of this try, for as long as the connection holds."""

@@ -10,7 +10,19 @@ _HUGE = 1 << 50
 
 
 def need_of(recipe: Recipe, of_gpu: int | None) -> tuple[Need, list[str]]:
-    """What a worker needs, and what the user should know about it."""
+    """What a worker needs at most, and what the user should know about it: of fewer workers, each holds more."""
+    cluster = recipe.cluster
+    need, warnings = _need_of(recipe, of_gpu)
+    if cluster.min_workers is not None and cluster.min_workers < cluster.workers:
+        # `min_workers` stays: with it the batch need not be divided evenly.
+        fewest = cluster.model_copy(update={"workers": cluster.min_workers})
+        of_fewest, more = _need_of(recipe.model_copy(update={"cluster": fewest}), of_gpu)
+        need = Need(max(need.device, of_fewest.device), max(need.host, of_fewest.host), need.on_gpu)
+        warnings += [f"with {cluster.min_workers} workers {words}" for words in more if words not in warnings]
+    return need, warnings
+
+
+def _need_of(recipe: Recipe, of_gpu: int | None) -> tuple[Need, list[str]]:
     on_gpu = bool(recipe.cluster.gpus_per_worker)
     outcome = forecast(recipe, of_gpu if on_gpu and of_gpu is not None else _HUGE, on_gpu).own
     if outcome.problem is not None:
