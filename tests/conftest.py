@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("shoal")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they do not wait for
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else what tests start would not hear it either
 
 _OTHERS = ("PYTEST_CURRENT_TEST", "CUBLAS_", "KMP_", "TORCH", "_TORCH", "TRITON", "RAY_CLIENT_MODE")
 """Variables that pytest, torch, scikit-learn and Ray set for themselves."""
