@@ -1,6 +1,8 @@
 """`shoal deploy`: the files that a cluster is started from."""
 
+import contextlib
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -50,7 +52,7 @@ def kubernetes(
     from shoal.deploy.kubernetes.values import Machines
     from shoal.recipe.load import load_recipe
 
-    check_settings(settings)
+    check_settings(namespace, release, settings)
     files = files_of(preset, values_files)
     values = {}
     if words or workers or gpu:
@@ -86,10 +88,11 @@ def docker(output: str) -> int:
     from shoal.deploy.docker import files
 
     folder = _folder(output, own="compose.yaml")
-    for name, text in files().items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    with _in_words(output):
+        for name, text in files().items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
     click.echo(f"written to {output}; next: the four lines at the top of {output}/compose.yaml", err=True)
     return 0
 
@@ -138,8 +141,18 @@ def _folder(output: str, own: str) -> Path:
         raise UserError(f"--output: {output} is a file; give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / own).is_file():
         raise UserError(f"--output: {output} holds other things; give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    with _in_words(output):
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextlib.contextmanager
+def _in_words(output: str) -> Iterator[None]:
+    """A place that cannot be written to is wrong input."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be written: {error.strerror or error}") from error
 
 
 def write(text: str, output: str | None) -> None:
@@ -152,4 +165,5 @@ def write(text: str, output: str | None) -> None:
         raise UserError(f"--output: there is no folder {path.parent}")
     if path.is_dir():
         raise UserError(f"--output: {output} is a folder; give the name of a file")
-    path.write_text(text, encoding="utf-8")
+    with _in_words(output):
+        path.write_text(text, encoding="utf-8")

@@ -1,5 +1,6 @@
 """What `shoal deploy kubernetes` and `shoal submit --kubernetes` both ask about a cluster."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,21 @@ def files_of(preset: str | None, values_files: tuple[str, ...]) -> list[Path]:
         path = Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"--values: there is no file {name}")
+        _check_values(path)
         files.append(path)
     return files
+
+
+def _check_values(path: Path) -> None:
+    """Whether a file holds values, as far as that shows without the chart."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--values: {path} cannot be read: {' '.join(str(error).split())}") from error
+    if values is not None and not isinstance(values, dict):
+        raise UserError(f"--values: {path} should hold values by their names, as in workers: {{cpu: {{cpu: 4}}}}")
 
 
 def workers_of(
@@ -79,8 +93,14 @@ def gpu_memory_of(text: str | None) -> int | None:
     return parse_size(text, "--gpu-memory", least=10**6, such_as="80GiB, 24GB or 512MiB")
 
 
-def check_settings(settings: tuple[str, ...]) -> None:
-    """Whether each is KEY=VALUE."""
+def check_settings(namespace: str, release: str, settings: tuple[str, ...]) -> None:
+    """Whether names are such, and each setting is KEY=VALUE."""
+    for option, name, longest, first in (("--namespace", namespace, 63, "a-z0-9"), ("--release", release, 40, "a-z")):
+        if len(name) > longest or not re.fullmatch(rf"[{first}]([-a-z0-9]*[a-z0-9])?", name):
+            what = "a letter or digit" if "0" in first else "a letter"
+            raise UserError(
+                f"{option}: {name!r} should be at most {longest} small letters, digits and dashes, {what} first"
+            )
     for setting in settings:
         if not setting.partition("=")[1] or not setting.partition("=")[0].strip():
             raise UserError(f"--set: {setting!r} should be KEY=VALUE, as in storage.runs.storageClass=efs-sc")

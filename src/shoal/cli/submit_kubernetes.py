@@ -59,7 +59,7 @@ def submit(
         return _attend(cluster, asked.follow, None, as_json, how)
     if asked.resume is not None:
         raise UserError("--resume: is not for --kubernetes; submit the recipe with the run's folder as --run-dir again")
-    check_settings(settings)
+    check_settings(namespace, release, settings)
     with contextlib.ExitStack() as stack:
         files = files_of(preset, values_files)
         if preset is None:
@@ -124,7 +124,8 @@ def _made(
 ) -> "KubernetesJob":
     """The job, checked here: nothing is sent before it is."""
     from shoal.deploy.kubernetes.chart import installed
-    from shoal.deploy.kubernetes.job import code_values, job_name, make_job
+    from shoal.deploy.kubernetes.job import code_values, job_name, make_job, not_scaled
+    from shoal.deploy.kubernetes.values import over_quota
     from shoal.launch.environment import referenced_environment
     from shoal.launch.run import new_run_dir
     from shoal.recipe.load import load_recipe
@@ -150,7 +151,10 @@ def _made(
     if not PurePosixPath(run_dir).is_relative_to(there.runs_at) or ".." in PurePosixPath(run_dir).parts:
         raise UserError(f"--run-dir: {run_dir!r} is not on the storage for runs; give {there.runs_at}/runs/NAME")
     workers = workers_of(loaded.recipe, machines, gpu_memory, there.groups)
-    return make_job(job_name(unique), loaded.to_yaml(), run_dir, workers, code, options)
+    job = make_job(job_name(unique), loaded.to_yaml(), run_dir, workers, code, options)
+    for warning in (*over_quota(workers, there.groups), *not_scaled(job.ray_job)):
+        _say(f"warning: {warning}")
+    return job
 
 
 def _send(cluster: "Cluster", job: "KubernetesJob") -> None:
@@ -199,10 +203,15 @@ def _stop(cluster: "Cluster", name: str, as_json: bool, how: str) -> int:
     run_dir = run_dir_of(cluster, name)
     _say(f"job {name} {stop(cluster, name)}")
     if how == "neither":
+        with contextlib.suppress(NoJobError):
+            _print_json(as_json, name, run_dir, look(cluster, name).status, None)
+            return 0
+        _print_json(as_json, name, run_dir, "stopped", None)  # it was removed
         return 0
     try:
         _attend(cluster, name, run_dir, as_json, "wait")
-        return 0 if look(cluster, name).is_over else 130
+        state = _last_known(cluster, name)
+        return 0 if state is not None and state.is_over else 130
     except NoJobError:  # it was removed
         if run_dir is not None:
             _say(f"  to go on, if it has saved: submit the same with --run-dir {shlex.quote(run_dir)}")
@@ -215,6 +224,7 @@ def _attend(cluster: "Cluster", name: str, run_dir: str | None, as_json: bool, h
     from shoal.deploy.kubernetes.follow import Follower, look, run_dir_of
 
     view = LogView(as_json)
+    state: JobState | None
     run_dir = run_dir or run_dir_of(cluster, name)
     try:
         if how == "neither":
@@ -222,15 +232,28 @@ def _attend(cluster: "Cluster", name: str, run_dir: str | None, as_json: bool, h
         else:
             state = Follower(cluster, name, _say).wait(view if how == "follow" else None)
     except KeyboardInterrupt:
-        state = look(cluster, name)
-    if state.is_over:
+        state = _last_known(cluster, name)
+    if state is not None and state.is_over:
         return _tell_end(state, cluster, run_dir, as_json, view)
     where = "".join(f" --{option} {value}" for option, value in _place(cluster))
     _say(f"job {name} goes on there")
     _say(f"  follow  shoal submit --kubernetes --follow {name}{where}")
     _say(f"  stop    shoal submit --kubernetes --stop {name}{where}")
-    _print_json(as_json, name, run_dir, state.status, None)
+    _print_json(as_json, name, run_dir, state.status if state is not None else "unknown", None)
     return 0 if how == "neither" else 130
+
+
+def _last_known(cluster: "Cluster", name: str) -> "JobState | None":
+    """How the job stands, if the cluster answers at once: whoever has pressed Ctrl-C does not want to wait."""
+    from shoal.deploy.kubernetes.follow import NoJobError, look
+
+    try:
+        return look(cluster, name)
+    except NoJobError:
+        raise
+    except RunError as error:
+        _say(f"job {name}: how it stands is not known ({error})")
+        return None
 
 
 def _tell_end(state: "JobState", cluster: "Cluster", run_dir: str | None, as_json: bool, view: LogView) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.core.errors import UserError
 
 _GET = {
-    "helm": "Helm renders the chart: install it (helm.sh/docs/intro/install), version 3.14 or newer",
+    "helm": "Helm renders the chart: install it (helm.sh/docs/intro/install), version 3.15 or newer",
     "kubectl": "kubectl speaks to the cluster: install it (kubernetes.io/docs/tasks/tools)",
 }
 

@@ -1,10 +1,12 @@
 """The pods of the chart would be let in by its own quota, ranges and PodSecurity levels."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from shoal.cli.main import run
 from tests.deploy.kubernetes.admission import (
     Pods,
     containers,
@@ -48,6 +50,29 @@ def test_the_quota_has_room_for_all_at_its_most_and_a_job(case: str):
     quota = _the("ResourceQuota", case)
     assert over_quota(quota, [*here, *_job_beside(case)]) == []
     assert over_quota(quota, [*here, *_job_beside(case), *_job_beside(case)]) != []  # it does bound something
+
+
+JOBS = {
+    "small": ["digits", "--workers", "2"],
+    "gpu": ["gpt2", "--workers", "16", "--gpu"],
+    "spot": ["mnist", "--workers", "2:8", "--gpu"],
+    "eks": ["synthetic_mlp", "--workers", "4", "--set", "aws.efs.fileSystemId=fs-0123456789abcdef0"],
+}
+"""What the documentation submits to each preset, or something as large as the preset is for."""
+
+
+@pytest.mark.parametrize("preset", JOBS)
+def test_a_job_as_it_is_submitted_has_room_beside_the_cluster_at_its_most(
+    preset: str, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["submit", *JOBS[preset], "--kubernetes", "--namespace", NAMESPACE, "--preset", preset, "--dry-run"]
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert "warning" not in err
+    job = list(pods_of([found for found in yaml.safe_load_all(out) if found]))
+    standing = [kind for kind in pods_of(manifests(preset)) if kind.namespace == NAMESPACE]
+    assert over_quota(_the("ResourceQuota", preset), [*standing, *job]) == []
+    assert all(complaint is None for kind in job for complaint in not_restricted(kind))
 
 
 def test_small_pods_are_counted_with_what_kuberay_puts_before_them():

@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import UserError
 from shoal.deploy.kubernetes.chart import Group
-from shoal.deploy.kubernetes.job import entrypoint, job_name
+from shoal.deploy.kubernetes.job import entrypoint, job_name, not_scaled
 from shoal.deploy.kubernetes.need import need_of
 from shoal.deploy.kubernetes.values import (
     Machines,
     Need,
     group_values,
+    over_quota,
     own_group,
     pod_memory,
     too_large,
@@ -44,7 +45,7 @@ def test_a_pod_holds_its_workers_and_its_shared_memory(device: int, host: int, o
     memory, shm = pod_memory(Need(device, host, on_gpu), workers)
     own = host if on_gpu else device + host
     assert memory % GIB == 0 and shm % GIB == 0 and 0 < shm < memory
-    assert memory - shm >= workers * own + 2 * GIB
+    assert memory - shm >= workers * (own + GIB) + GIB
 
 
 def _recipe(**cluster: float) -> Recipe:
@@ -87,6 +88,38 @@ def test_pods_are_no_larger_than_those_of_the_group_where_nobody_asks_for_more()
     assert (group["gpus"], group["cpu"], group["maxReplicas"]) == (4, 24, 4)
     assert too_large(group, "gpu", four) == []
     assert group_values(_recipe(workers=1), CPU, Machines(), Group(0, 0.5, 4 * GIB))["cpu"] == 0.5
+
+
+def test_a_pod_has_the_cores_that_its_workers_ask_ray_for():
+    """Without them no worker would find a place, and the pods would be held for nothing."""
+    of_gpu = _recipe(workers=8, gpus_per_worker=1)
+    with pytest.raises(UserError, match=r"--cpus: 4 is too few: a pod has 8 of the workers, .* for 8 cores"):
+        group_values(of_gpu, GPU, Machines(cpus=4))
+    assert group_values(of_gpu, GPU, Machines(cpus=8))["cpu"] == 8
+    assert group_values(of_gpu, GPU, Machines(), Group(8, 4, 900 * GIB))["cpu"] == 8  # more than there, which is told
+    assert group_values(of_gpu, GPU, Machines(), Group(8, 12, 900 * GIB))["cpu"] == 12
+    assert group_values(_recipe(workers=2, cpus_per_worker=3), CPU, Machines(), SMALL)["cpu"] == 3
+    data = {"loader": "ray", "workers": 3}
+    read_by_ray = load_recipe(["synthetic_mlp", {"data": data, "cluster": {"workers": 2}}]).recipe
+    assert group_values(read_by_ray, CPU, Machines(), SMALL)["cpu"] == 5  # itself, 3 that read, one for validation
+
+
+def test_a_job_that_the_quota_does_not_count_is_told():
+    there = {"leader": LEADER, "cpu": Group(gpus=0, cpu=4, memory=16 * GIB, most=4)}
+    group = {"maxReplicas": 4, "cpu": 4, "memory": "16Gi", "gpus": 0}
+    assert over_quota({"cpu": group, "gpu": None}, there) == []
+    (told,) = over_quota({"cpu": {**group, "maxReplicas": 5, "cpu": 2}}, there)
+    assert told.startswith("its workers take 80 GiB in all, and the chart's quota counts 64 for a job")
+    assert len(over_quota({"gpu": {**group, "gpus": 1, "cpu": 5}}, there)) == 2
+
+
+def test_a_job_that_nothing_scales_is_told():
+    group = {"groupName": "gpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 2}
+    cluster = {"enableInTreeAutoscaling": False, "workerGroupSpecs": [group]}
+    (told,) = not_scaled({"spec": {"rayClusterSpec": cluster}})
+    assert "it has 1 pods of 'gpu' from beginning to end" in told and "for 2 say --workers without a range" in told
+    assert not_scaled({"spec": {"rayClusterSpec": {**cluster, "enableInTreeAutoscaling": True}}}) == []
+    assert not_scaled({"spec": {"rayClusterSpec": {**cluster, "workerGroupSpecs": [{**group, "replicas": 2}]}}}) == []
 
 
 def test_pods_that_are_larger_are_told():

@@ -2,7 +2,7 @@
 {{- if contains "@" .Values.image.repository -}}
 {{ .Values.image.repository | quote }}
 {{- else -}}
-{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+{{ printf "%s:%s" .Values.image.repository (include "shoal.text" (.Values.image.tag | default .Chart.AppVersion)) | quote }}
 {{- end -}}
 {{- end }}
 

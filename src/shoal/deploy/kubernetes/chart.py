@@ -13,7 +13,7 @@ import yaml
 from shoal.core.errors import RunError, UserError
 from shoal.core.section import one_of
 from shoal.deploy.files import shipped
-from shoal.deploy.kubernetes.schema import in_a_sentence
+from shoal.deploy.kubernetes.schema import in_a_sentence, in_a_sentence_of_old
 from shoal.deploy.programs import run
 
 CHART = "helm/shoal"
@@ -43,6 +43,8 @@ class Group:
     cpu: float
     memory: int
     """Bytes."""
+    most: int = 1
+    """Pods."""
     leads: bool = False
     has_selector: bool = False
     """Whether it says on which nodes its pods run."""
@@ -60,12 +62,18 @@ class Installed:
 
 def installed(release: str, namespace: str, files: Sequence[Path], settings: Sequence[str]) -> Installed:
     """What files and settings come to, looked up in what they render to."""
-    text = render(release, namespace, _PROBE, files, settings)
-    (job,) = (found for found in yaml.safe_load_all(text) if found and found["kind"] == "RayJob")
-    cluster = job["spec"]["rayClusterSpec"]
+    cluster = the_job(render(release, namespace, _PROBE, files, settings))["RayJob"]["spec"]["rayClusterSpec"]
     mounts = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     groups = {group["groupName"]: _group(group) for group in cluster["workerGroupSpecs"]}
     return Installed(next((mount["mountPath"] for mount in mounts if mount["name"] == "runs"), None), groups)
+
+
+def the_job(text: str) -> dict[str, dict[str, Any]]:
+    """The objects of a job, by their kind, in what was rendered of one."""
+    found = {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+    if "RayJob" not in found:
+        raise UserError("job.enabled: is not the user's to say; leave out what is below job")
+    return found
 
 
 def _group(group: Mapping[str, Any]) -> Group:
@@ -75,6 +83,7 @@ def _group(group: Mapping[str, Any]) -> Group:
         gpus=int(limits.get("nvidia.com/gpu", 0)),
         cpu=_cores(limits["cpu"]),
         memory=int(limits["memory"][:-2]) * _UNITS[limits["memory"][-2:]],
+        most=group["maxReplicas"],
         leads="drivers" in group.get("resources", {}),
         has_selector="nodeSelector" in pod,
     )
@@ -159,6 +168,8 @@ def _in_words(said: str) -> Exception:
     if refused := re.findall(r"^\s*- at '(.*?)': (.*)$", said, re.MULTILINE):
         told = [in_a_sentence(path, words) for path, words in refused if words != "validation failed"]
         return UserError("\n".join(told))
+    if refused := re.findall(r"^- (\S+): (.*)$", said, re.MULTILINE):  # Helm before 3.18
+        return UserError("\n".join(in_a_sentence_of_old(path, words) for path, words in refused))
     lines = [line for line in said.strip().splitlines() if line and "--debug" not in line]
     message = "\n".join(line.removeprefix("Error: ") for line in lines) or "without a word"
     if "failed parsing --set" in said or "error converting YAML" in said or "no such file" in said:

@@ -14,6 +14,12 @@ from shoal.deploy.programs import find, run
 _TIMEOUT = "--request-timeout=20s"
 _COMMAND_S = 60.0
 """How long a command in a container may take."""
+_NO_ANSWER = re.compile(
+    r"[Tt]he connection to the server|Unable to connect|no configuration has been|\bEOF\b|connection refused"
+    r"|connection reset|\btimeout:|[Tt]imeout exceeded|TLS handshake timeout|i/o timeout"
+    r"|\((ServerTimeout|Timeout|ServiceUnavailable)\)"
+)
+"""Not a mere word, which may be in a name."""
 
 
 class NoAnswerError(RunError):
@@ -67,28 +73,26 @@ class Cluster:
 
     def log(self, pod: str, container: str, since: str | None = None) -> Iterator[tuple[str, str]]:
         """The lines of a container's log, each with the time at which it was written, as they come: from the beginning
-        or a time on, until the container ends, or the connection does."""
+        or a time on, until the container ends. Raises `NoAnswerError` where it has not begun, or the connection
+        breaks."""
         words = [find("kubectl"), *self._where(), "logs", "--follow", "--timestamps", pod, "-c", container]
         words += ["--pod-running-timeout=2s"]  # it runs; kubectl would ask again for 20 s, whatever the answer
         words += [f"--since-time={since}"] if since is not None else []
         with (
             tempfile.TemporaryFile() as said,
-            subprocess.Popen(  # noqa: S603 - no shell
-                words, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
-            ) as process,
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said) as process,  # noqa: S603 - no shell
         ):
             assert process.stdout is not None
             try:
-                for line in process.stdout:
-                    time, _, text = line.rstrip("\n").partition(" ")
+                for line in process.stdout:  # to the newline: a progress bar's carriage returns are within
+                    time, _, text = line.decode(errors="replace").rstrip("\r\n").partition(" ")
                     yield time, text
             finally:
                 process.terminate()
-            said.seek(0)
-            why = said.read().decode(errors="replace")
-            # All else (the container has not begun, the connection broke) may be better the next time.
-            if process.wait() and isinstance(error := in_words(why, self.namespace), NotAllowedError):
-                raise error
+            if process.wait():
+                said.seek(0)
+                error = in_words(said.read().decode(errors="replace"), self.namespace)
+                raise error if isinstance(error, NotAllowedError) else NoAnswerError(str(error))
 
     def _where(self) -> list[str]:
         return ["--namespace", self.namespace, *(["--context", self.context] if self.context else [])]
@@ -105,6 +109,10 @@ def in_words(said: str, namespace: str) -> Exception:
     lines = [line for line in said.strip().splitlines() if not re.match(r"^[EIW]\d{4} ", line)]
     lines = [line for line in lines if "orbidden" in line][:1] or lines
     message = (lines[-1] if lines else said.strip()).removeprefix("error: ").removeprefix("Error from server ")
+    if "orbidden" in message:
+        return NotAllowedError(
+            f"kubectl: {message}; ask whoever runs the cluster (rbac.submitters of the chart), or its quota"
+        )
     if "could not find the requested resource" in said or "doesn't have a resource type" in said:
         return UserError(
             "--kubernetes: this cluster knows no RayJobs; install the KubeRay operator, version 1.7 "
@@ -114,10 +122,6 @@ def in_words(said: str, namespace: str) -> Exception:
         return UserError(f"--namespace: there is no namespace {namespace!r} there; install the chart first")
     if "context" in said and "does not exist" in said:
         return UserError(f"--context: {message}; kubectl config get-contexts lists them")
-    if re.search(r"[Tt]he connection to the server|Unable to connect|no configuration has been|timeout|EOF", said):
+    if _NO_ANSWER.search(said):
         return NoAnswerError(f"--kubernetes: kubectl reaches no cluster ({message}); see kubectl cluster-info")
-    if "orbidden" in message:
-        return NotAllowedError(
-            f"kubectl: {message}; ask whoever runs the cluster (rbac.submitters of the chart), or its quota"
-        )
     return RunError(f"kubectl: {message}")

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import RunError
-from shoal.deploy.kubernetes.cluster import Cluster, NotAllowedError
+from shoal.deploy.kubernetes.cluster import Cluster, NoAnswerError, NotAllowedError
 
 RAY_JOBS = "rayjobs.ray.io"
 _LOOK_EVERY_S = 2.0
 _LOST_S = 300.0
 """How long an API server that does not answer is asked again; the job goes on regardless."""
+_REST_S = 60.0
+"""How long the rest of a log is asked for whose job has ended."""
 _TELL_EVERY_S = 30.0
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 _SUBMITTER = "ray-job-submitter"
@@ -130,45 +132,60 @@ class Follower:
 
     def wait(self, see: Callable[[str], None] | None = None) -> JobState:
         """How it stands when it has ended; the lines of its log go to `see` as they come."""
-        state = None
+        over_since = None
         while True:
             try:
                 state = look(self._cluster, self._name)
-                self._tell_of(state, see)
+                is_more = self._tell_of(state, see)
                 self._silent_since = None
                 if state.is_over:
-                    return state
+                    over_since = over_since or time.monotonic()
+                    if not is_more:
+                        return state
+                    if time.monotonic() - over_since > _REST_S:
+                        self._tell(f"job {self._name}: the rest of its log cannot be read")
+                        return state
             except (NoJobError, NotAllowedError):
                 raise
             except RunError as error:
                 now = time.monotonic()
                 self._silent_since = self._silent_since or now
                 if now - self._silent_since > _LOST_S:
-                    if state is not None and state.is_over:  # only its log is missing
+                    if over_since is not None:  # only its log is missing
                         return state
                     raise RunError(f"{error}; the job may go on: kubectl get rayjob {self._name}") from error
             time.sleep(_LOOK_EVERY_S)
 
-    def _tell_of(self, state: JobState, see: Callable[[str], None] | None) -> None:
-        """Its log, as far as it has come, or what it waits for."""
+    def _tell_of(self, state: JobState, see: Callable[[str], None] | None) -> bool:
+        """Its log, as far as it has come, or what it waits for; whether there may be more to tell."""
+        is_more = False
         if self._is_blind:
-            return
+            return is_more
         try:
             # A job that KubeRay has given up may train on until its cluster is gone: its log does not end then.
             if see is not None and state.job_id and (state.deployment == "Running" or state.job in _ENDED):
-                self._show(state, see)
+                is_more = self._show(state, see)
             if not state.is_over:
                 self._tell_what_it_waits_for(state)
         except NotAllowedError as error:
             self._is_blind = True
             self._tell(f"job {self._name}: neither its log nor its pods can be shown: {error}")
+        return is_more
 
-    def _show(self, state: JobState, see: Callable[[str], None]) -> None:
-        """The log of this try, for as long as the connection holds."""
+    def _show(self, state: JobState, see: Callable[[str], None]) -> bool:
+        """The log of this try, for as long as the connection holds; whether there may be more of it: a connection that
+        breaks may look as one that ends, so only a log that says nothing new has been read whole."""
         pods = self._cluster.find("pods", f"job-name={self._name}")
         if not pods or pods[-1].get("status", {}).get("phase") not in ("Running", "Succeeded", "Failed"):
-            return
-        pod = pods[-1]["metadata"]["name"]
+            return False
+        before = self._pod, self._time
+        try:
+            self._show_log_of(pods[-1]["metadata"]["name"], state, see)
+        except NoAnswerError:  # it has not begun, or the connection broke
+            return True
+        return (self._pod, self._time) != before
+
+    def _show_log_of(self, pod: str, state: JobState, see: Callable[[str], None]) -> None:
         is_same = pod == self._pod and bool(self._time)
         skip, number, is_begun = 0 if is_same else self._seen.get(state.job_id, 0), 0, is_same
         for at, line in self._cluster.log(pod, _SUBMITTER, since=self._time if is_same else None):

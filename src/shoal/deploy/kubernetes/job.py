@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shoal.core.errors import UserError
 from shoal.core.plain_yaml import dump
-from shoal.deploy.kubernetes.chart import render
+from shoal.deploy.kubernetes.chart import render, the_job
 from shoal.launch.parcel import pack
 
 _FOLDER = "/etc/shoal/job"
@@ -123,5 +121,19 @@ def make_job(
     text = render(
         options.release, options.namespace, {"job": job, "workers": dict(workers)}, options.files, options.settings
     )
-    found = {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+    found = the_job(text)
     return KubernetesJob(name, run_dir, found["RayJob"], found["ConfigMap"])
+
+
+def not_scaled(ray_job: Mapping[str, Any]) -> list[str]:
+    """Groups of a job that could grow and will not, in words."""
+    cluster = ray_job["spec"]["rayClusterSpec"]
+    if cluster["enableInTreeAutoscaling"]:
+        return []
+    return [
+        f"nothing scales this job's cluster (a queue, or autoscaler.enabled is false): it has {group['replicas']} pods "
+        f"of {group['groupName']!r} from beginning to end, for the fewest workers; for {group['maxReplicas']} say "
+        "--workers without a range"
+        for group in cluster["workerGroupSpecs"]
+        if group["replicas"] < group["maxReplicas"]
+    ]

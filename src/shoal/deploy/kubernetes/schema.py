@@ -16,6 +16,18 @@ _GIVEN = re.compile(
 _UNKNOWN = re.compile(r"^additional propert\w+ (.*) not allowed")
 _MISSING = re.compile(r"^missing propert\w+ (.*)")
 _QUOTED = re.compile(r"'(.*?)'(?=, '|$)")
+_OLD_WORDS = (
+    (re.compile(r"^Additional property (.*) is not allowed$"), r"additional properties '\1' not allowed"),
+    (re.compile(r"^(\S+) is required$"), r"missing property '\1'"),
+)
+"""Helm before 3.18, and what it says since."""
+
+
+def in_a_sentence_of_old(where: str, said: str) -> str:
+    """A complaint in the form of Helm before 3.18 (`workers.cpu.gpus: Must be ...`, where the whole is `(root)`)."""
+    for pattern, words in _OLD_WORDS:
+        said = pattern.sub(words, said)
+    return in_a_sentence("" if where == "(root)" else "/" + where.replace(".", "/"), said)
 
 
 def in_a_sentence(where: str, said: str) -> str:
@@ -26,7 +38,7 @@ def in_a_sentence(where: str, said: str) -> str:
     if unknown := _UNKNOWN.match(said):
         return "\n".join(_unknown(schema, name, key) for key in _QUOTED.findall(unknown[1]))
     if missing := _MISSING.match(said):
-        return "\n".join(f"{name}.{key}: is missing" for key in _QUOTED.findall(missing[1]))
+        return "\n".join(f"{f'{name}.' if name else ''}{key}: is missing" for key in _QUOTED.findall(missing[1]))
     if said == "false schema":
         return f"{name}: is not the user's to say here; leave it out"
     wanted = schema.get("description") if schema is not None else None

@@ -7,17 +7,21 @@ from typing import Any
 
 from shoal.core.errors import UserError
 from shoal.deploy.kubernetes.chart import Group
+from shoal.launch.on_ray import readers_of
 from shoal.recipe.schema import Recipe
 
-_PROCESS = 2 << 30
-"""Memory of a worker without its tensors: Python, PyTorch and its libraries, CUDA's share of the host."""
-_RAY = 2 << 30
+_GIB = 1 << 30
+_PROCESS, _PROCESS_OF_GPU = _GIB, 2 * _GIB
+"""Memory of a worker without its tensors, and of the one that waits to take its place: Python, PyTorch and its
+libraries, CUDA's share of the host."""
+_RAY, _RAY_OF_GPU = _GIB, 2 * _GIB
 """Of a pod, for Ray's own processes."""
-_LOADERS = 4 << 30
+_SHM = _GIB
+"""Of a worker, for what data loader processes and Ray's store hand over."""
+_LOADERS = 4 * _GIB
 """Of a worker on a GPU, for batches on their way: data loader processes, pinned memory."""
 _SPARE = 1.2
 """Memory is foreseen, not known; a pod that takes more is killed."""
-_GIB = 1 << 30
 _GPUS = 8
 """Of a machine of which nothing is known."""
 _CPUS = 2
@@ -68,11 +72,17 @@ def group_values(recipe: Recipe, need: Need, machines: Machines, own: Group | No
     least = math.ceil((cluster.min_workers or cluster.workers) / each)
     most = math.ceil(cluster.workers / each)
     memory, shm = pod_memory(need, each)
+    asked = each * _asked_of_ray(recipe)
+    if machines.cpus is not None and machines.cpus < asked:
+        raise UserError(
+            f"--cpus: {machines.cpus} is too few: a pod has {each} of the workers, which ask Ray for {asked} cores "
+            f"(cluster.cpus_per_worker, readers of data.loader=ray); give {asked} or more"
+        )
     values: dict[str, Any] = {
         "minReplicas": least,
         "maxReplicas": most,
         "replicas": least,  # KubeRay starts a job once all of these run; the autoscaler brings the others
-        "cpu": machines.cpus or _cores(each, cluster.cpus_per_worker, need.on_gpu, own),
+        "cpu": machines.cpus or _cores(each, asked, cluster.cpus_per_worker is not None, need.on_gpu, own),
         "memory": f"{memory // _GIB}Gi",
         "shm": f"{shm // _GIB}Gi",
         "gpus": each if need.on_gpu else 0,
@@ -82,12 +92,22 @@ def group_values(recipe: Recipe, need: Need, machines: Machines, own: Group | No
     return values
 
 
-def _cores(workers: int, asked: int | None, on_gpu: bool, own: Group | None) -> float:
-    """Of a pod: what the recipe asks for, or what is usual where its machines have that much."""
-    if asked is not None:
-        return workers * asked
+def _asked_of_ray(recipe: Recipe) -> int:
+    """Cores without which Ray has no place for a worker: its own, and those of what reads for it on the cluster."""
+    is_read_by_ray = recipe.data is not None and recipe.data.loader == "ray"
+    readers = readers_of(recipe) // recipe.cluster.workers if is_read_by_ray else 0
+    return (recipe.cluster.cpus_per_worker or 1) + readers
+
+
+def _cores(workers: int, asked: int, is_said: bool, on_gpu: bool, own: Group | None) -> float:
+    """Of a pod: what its workers ask for where the recipe says so; otherwise what is usual, as far as its machines
+    have that much. Ray counts a part of a core as a whole one."""
     usual = workers * (_CPUS_OF_GPU if on_gpu else _CPUS)
-    return min(usual, own.cpu) if own is not None else usual
+    if is_said:
+        return asked
+    if own is None:
+        return max(asked, usual)
+    return own.cpu if asked <= math.ceil(own.cpu) <= usual else max(asked, min(usual, own.cpu))
 
 
 def too_large(group: Mapping[str, Any], name: str, own: Group | None) -> list[str]:
@@ -107,6 +127,25 @@ def too_large(group: Mapping[str, Any], name: str, own: Group | None) -> list[st
     return found
 
 
+def over_quota(workers: Mapping[str, Mapping[str, Any] | None], there: Mapping[str, Group]) -> list[str]:
+    """What a job's workers take beyond what the chart's quota counts for one, in words: pods would not be made."""
+    mine = [group for group in workers.values() if group is not None]
+    theirs = [group for group in there.values() if not group.leads]
+
+    def in_all(what: str) -> tuple[float, float]:
+        scale = 1 / _GIB if what == "memory" else 1
+        of_mine = sum(group["maxReplicas"] * float(str(group.get(what) or 0).removesuffix("Gi")) for group in mine)
+        return of_mine, sum(group.most * getattr(group, what) for group in theirs) * scale
+
+    return [
+        f"its workers take {more:g} {unit} in all, and the chart's quota counts {room:g} for a job: where the quota is "
+        "on, some pods are not made; raise quota.jobs, or ask for fewer workers"
+        for what, unit in (("gpus", "GPUs"), ("cpu", "cores"), ("memory", "GiB"))
+        for more, room in (in_all(what),)
+        if more > room
+    ]
+
+
 def workers_per_pod(workers: int, on_gpu: bool, gpus_per_machine: int) -> int:
     """How many workers share a pod: those of a machine's GPUs, spread evenly over as few machines as it takes."""
     if not on_gpu:
@@ -117,11 +156,10 @@ def workers_per_pod(workers: int, on_gpu: bool, gpus_per_machine: int) -> int:
 def pod_memory(need: Need, workers: int) -> tuple[int, int]:
     """Bytes of a pod, and of its /dev/shm, which is part of it; whole GiB."""
     if need.on_gpu:
-        tensors, shm = need.host + _LOADERS, workers * _LOADERS
+        each, of_ray, shm = need.host + _LOADERS + _PROCESS_OF_GPU, _RAY_OF_GPU, workers * _LOADERS
     else:
-        tensors, shm = need.device + need.host, _GIB + workers * (_GIB // 2)
-    shm = math.ceil(shm / _GIB) * _GIB
-    total = workers * (tensors + _PROCESS) * _SPARE + _RAY + shm
+        each, of_ray, shm = need.device + need.host + _PROCESS, _RAY, workers * _SHM
+    total = workers * each * _SPARE + of_ray + shm
     return math.ceil(total / _GIB) * _GIB, shm
 
 
