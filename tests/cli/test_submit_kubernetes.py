@@ -355,6 +355,40 @@ def test_a_job_has_the_machines_that_its_recipe_wants(here: Path, capsys: Captur
     assert found["RayJob"]["spec"]["rayClusterSpec"]["enableInTreeAutoscaling"] is True
 
 
+OWN_DATA = {"task": {"name": "far_task:Far"}, "train": {"steps": 4, "global_batch": 8}, "name": "far"}
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["imagenet", "data.dir=/not-here"], "no folder 'train' in /not-here"),
+        (["agnews", "data.dir=/not-here"], "train.csv not found in /not-here"),
+        (["far.yaml"], "data: [Errno 2] No such file or directory: '/not-here/far.pt'"),
+    ],
+)
+def test_data_may_be_on_the_cluster_alone(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], missing: str
+) -> None:
+    (here / "far_task.py").write_text(
+        TASK.replace("Slow", "Far").replace("torch.manual_seed(1)", "torch.load('/not-here/far.pt', weights_only=True)")
+    )
+    (here / "far.yaml").write_text(yaml.safe_dump(OWN_DATA))
+    fetched: list[str] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, **_: fetched.append(url))
+    words = [*words, "--workers", "2", "--preset", "small", "--dry-run"]
+    assert submit(*words) == 0
+    out, err = capsys.readouterr()
+    job = next(found for found in yaml.safe_load_all(out) if found["kind"] == "RayJob")
+    group = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][-1]
+    assert (group["groupName"], group["maxReplicas"]) == ("cpu", 2)
+    assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "4Gi"  # the preset's own
+    assert missing in err and "pods have as much as those of the group 'cpu'" in err
+    assert submit(*words, "--gpu") == 2  # nothing to go by
+    err = capsys.readouterr().err
+    assert missing in err and "no group of machines with GPUs to go by; say one with --preset" in err
+    assert fetched == []
+
+
 def test_a_queue_retries_and_secrets(here: Path, capsys: Capture) -> None:
     words = ["digits", "--preset", "small", "--queue", "team-a", "--retries", "0", "--ttl", "90"]
     job = made(capsys, *words, "--secret", "wandb", "--workers", "1:2")["RayJob"]

@@ -77,9 +77,21 @@ def workers_of(
     """The chart's `workers` for a recipe, among the groups that there are; what the user should know is told."""
     from shoal.deploy.kubernetes.need import need_of
     from shoal.deploy.kubernetes.values import group_values, own_group, too_large, workers_values
+    from shoal.train.trace import UnseenDataError
 
-    need, warnings = need_of(recipe, gpu_memory_of(gpu_memory))
-    name = own_group(need, there)
+    name = own_group(recipe, there)
+    try:
+        need, warnings = need_of(recipe, gpu_memory_of(gpu_memory))
+    except UnseenDataError as error:
+        what = f"how much memory workers need is not known without the data, which cannot be looked at here ({error})"
+        if name not in there:
+            on_gpu = bool(recipe.cluster.gpus_per_worker)
+            raise UserError(
+                f"{what}, and the cluster has no group of machines {'with' if on_gpu else 'without'} GPUs to go by; "
+                f"{'' if on_gpu else 'add --gpu, or '}say one with --preset or --set workers.NAME..., or give the "
+                "command where the data are"
+            ) from error
+        need, warnings = None, [f"{what}; pods have as much as those of the group {name!r}"]
     group = group_values(recipe, need, machines, there.get(name))
     for warning in [*warnings, *too_large(group, name, there.get(name))]:
         click.echo(f"warning: {warning}", err=True)

@@ -27,8 +27,13 @@ from shoal.train.build import datasets_of, model_of
 from shoal.train.kernels import AsOnGpu, workspace_on_cpu, workspace_on_gpu
 from shoal.train.live import LiveBytes
 from shoal.train.pieces import Blocks, Watch, has_own_blocks, num_bytes, pieces_of, pipeline_ends, tensors_in
-from shoal.train.shapes import known_shapes, shapes_of
+from shoal.train.shapes import Shapes, known_shapes, shapes_of
 from shoal.train.share_layers import Traffic, share_layers
+
+
+class UnseenDataError(UserError):
+    """What a model is sized by is not known without its data, and they cannot be looked at."""
+
 
 _CPU = torch.device("cpu")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -76,8 +81,7 @@ class Tracer:
         self.on_gpu = on_gpu
         self.task = build_task(recipe.task)
         self.objective = task_objective(self.task)
-        shapes = None if hasattr(self.task, "datasets") else known_shapes(recipe.data)
-        self.shapes = shapes or shapes_of(datasets_of(self.task, recipe), recipe.data, recipe.train.seed)
+        self.shapes = self._shapes()
         self.is_fake = True
         self._mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
         self._models: dict[Form, nn.Module] = {}
@@ -85,6 +89,15 @@ class Tracer:
         self._blocks: dict[Form, Blocks] = {}
         self._traffic: dict[Form, Traffic] = {}
         self._profiles: dict[tuple[int, Form], Profile] = {}
+
+    def _shapes(self) -> Shapes:
+        shapes = None if hasattr(self.task, "datasets") else known_shapes(self.recipe.data)
+        try:
+            return shapes or shapes_of(datasets_of(self.task, self.recipe), self.recipe.data, self.recipe.train.seed)
+        except UserError as error:
+            raise UnseenDataError(str(error)) from error
+        except OSError as error:  # of datasets of the user's own
+            raise UnseenDataError(f"data: {error}") from error
 
     def profile(self, micro_batch: int, form: Form | None = None) -> Profile:
         """What a micro-batch of so many samples needs, on one worker."""

@@ -72,8 +72,9 @@ LEADER = Group(gpus=0, cpu=2, memory=8 * GIB, leads=True)
 
 def test_the_recipe_takes_the_place_of_the_group_of_its_kind():
     there = {"leader": LEADER, "cpu": SMALL, "big": LARGE}
-    assert own_group(CPU, there) == "cpu" and own_group(GPU, there) == "big"
-    assert own_group(CPU, {"leader": LEADER, "big": LARGE}) == "cpu" and own_group(GPU, {}) == "gpu"
+    on_cpu, on_gpu = _recipe(), _recipe(gpus_per_worker=1)
+    assert own_group(on_cpu, there) == "cpu" and own_group(on_gpu, there) == "big"
+    assert own_group(on_cpu, {"leader": LEADER, "big": LARGE}) == "cpu" and own_group(on_gpu, {}) == "gpu"
     gpu = {"gpus": 2, "nodeSelector": {"nvidia.com/gpu.present": "true"}}
     assert workers_values(gpu, "big", there) == {"cpu": None, "big": {"gpus": 2}}  # its own selector stays
     assert workers_values({"gpus": 0}, "cpu", there) == {"cpu": {"gpus": 0}, "big": None}
@@ -102,6 +103,16 @@ def test_a_pod_has_the_cores_that_its_workers_ask_ray_for():
     data = {"loader": "ray", "workers": 3}
     read_by_ray = load_recipe(["synthetic_mlp", {"data": data, "cluster": {"workers": 2}}]).recipe
     assert group_values(read_by_ray, CPU, Machines(), SMALL)["cpu"] == 5  # itself, 3 that read, one for validation
+
+
+def test_where_the_need_is_not_known_memory_stays_as_it_is_installed():
+    there = {"leader": LEADER, "gpu": Group(gpus=4, cpu=32, memory=300 * GIB, most=2)}
+    group = group_values(_recipe(workers=12, gpus_per_worker=1), None, Machines(), there["gpu"])
+    assert (group["gpus"], group["maxReplicas"], group["cpu"]) == (4, 3, 32)
+    assert "memory" not in group and "shm" not in group
+    assert too_large(group, "gpu", there["gpu"]) == []
+    told = over_quota({"gpu": group}, there)  # counted all the same
+    assert "its workers take 900 GiB in all, and the chart's quota counts 600 for a job" in told[-1]
 
 
 def test_a_job_that_the_quota_does_not_count_is_told():

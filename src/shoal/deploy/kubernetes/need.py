@@ -10,7 +10,13 @@ _HUGE = 1 << 50
 
 
 def need_of(recipe: Recipe, of_gpu: int | None) -> tuple[Need, list[str]]:
-    """What a worker needs at most, and what the user should know about it: of fewer workers, each holds more."""
+    """What a worker needs at most, and what the user should know about it: of fewer workers, each holds more.
+
+    Raises:
+        UnseenDataError: The model is sized by data that are not here; none are downloaded for this.
+    """
+    if recipe.data is not None and getattr(recipe.data, "download", False):
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"download": False})})
     cluster = recipe.cluster
     need, warnings = _need_of(recipe, of_gpu)
     if cluster.min_workers is not None and cluster.min_workers < cluster.workers:

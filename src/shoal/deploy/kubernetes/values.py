@@ -49,16 +49,20 @@ class Machines:
     """Cores of each pod."""
 
 
-def own_group(need: Need, there: Mapping[str, Group]) -> str:
+def own_group(recipe: Recipe, there: Mapping[str, Group]) -> str:
     """The group in whose place the recipe's workers come: the first of their kind, or a new one."""
-    kind = "gpu" if need.on_gpu else "cpu"
-    return next((name for name, group in there.items() if not group.leads and bool(group.gpus) == need.on_gpu), kind)
+    on_gpu = bool(recipe.cluster.gpus_per_worker)
+    return next(
+        (name for name, group in there.items() if not group.leads and bool(group.gpus) == on_gpu),
+        "gpu" if on_gpu else "cpu",
+    )
 
 
-def group_values(recipe: Recipe, need: Need, machines: Machines, own: Group | None = None) -> dict[str, Any]:
+def group_values(recipe: Recipe, need: Need | None, machines: Machines, own: Group | None = None) -> dict[str, Any]:
     """One group of the chart's `workers` on which the recipe's workers have place, and no more of them.
 
     Args:
+        need: None where it is not known: then pods have the memory of `own`.
         own: The group that it takes the place of, whose machines are known.
     """
     cluster = recipe.cluster
@@ -68,10 +72,10 @@ def group_values(recipe: Recipe, need: Need, machines: Machines, own: Group | No
             "preset and submit to it with --address"
         )
     gpus = machines.gpus_per_machine or (own.gpus if own is not None else 0) or _GPUS
-    each = workers_per_pod(cluster.workers, need.on_gpu, gpus)
+    on_gpu = bool(share)
+    each = workers_per_pod(cluster.workers, on_gpu, gpus)
     least = math.ceil((cluster.min_workers or cluster.workers) / each)
     most = math.ceil(cluster.workers / each)
-    memory, shm = pod_memory(need, each)
     asked = each * _asked_of_ray(recipe)
     if machines.cpus is not None and machines.cpus < asked:
         raise UserError(
@@ -82,12 +86,13 @@ def group_values(recipe: Recipe, need: Need, machines: Machines, own: Group | No
         "minReplicas": least,
         "maxReplicas": most,
         "replicas": least,  # KubeRay starts a job once all of these run; the autoscaler brings the others
-        "cpu": machines.cpus or _cores(each, asked, cluster.cpus_per_worker is not None, need.on_gpu, own),
-        "memory": f"{memory // _GIB}Gi",
-        "shm": f"{shm // _GIB}Gi",
-        "gpus": each if need.on_gpu else 0,
+        "cpu": machines.cpus or _cores(each, asked, cluster.cpus_per_worker is not None, on_gpu, own),
+        "gpus": each if on_gpu else 0,
     }
-    if need.on_gpu:
+    if need is not None:
+        memory, shm = pod_memory(need, each)
+        values |= {"memory": f"{memory // _GIB}Gi", "shm": f"{shm // _GIB}Gi"}
+    if on_gpu:
         values["nodeSelector"] = {"nvidia.com/gpu.present": "true"}
     return values
 
@@ -114,28 +119,39 @@ def too_large(group: Mapping[str, Any], name: str, own: Group | None) -> list[st
     """What the pods of a group take beyond those that are installed, in words: they may find no place."""
     if own is None:
         return []
-    memory = int(group["memory"].removesuffix("Gi")) * _GIB
+    memory = _memory_of(group, own)
     found = [
         f"its pods take {mine}, and those of the group {name!r} {theirs}: they may find no machine; {advice}"
         for is_more, mine, theirs, advice in (
             (group["gpus"] > own.gpus, f"{group['gpus']} GPUs", f"{own.gpus}", "see --gpus-per-machine"),
             (group["cpu"] > own.cpu, f"{group['cpu']:g} cores", f"{own.cpu:g}", "see --cpus, cluster.cpus_per_worker"),
-            (memory > own.memory, group["memory"], f"{own.memory / _GIB:g}Gi", "shoal plan tells what takes it"),
+            (memory > own.memory, f"{memory / _GIB:g}Gi", f"{own.memory / _GIB:g}Gi", "shoal plan tells what takes it"),
         )
         if is_more
     ]
     return found
 
 
+def _memory_of(group: Mapping[str, Any], own: Group | None) -> int:
+    """Bytes of each pod of a group; where it says nothing of them, it has those of the one in whose place it comes."""
+    if "memory" in group:
+        return int(group["memory"].removesuffix("Gi")) * _GIB
+    return own.memory if own is not None else 0
+
+
 def over_quota(workers: Mapping[str, Mapping[str, Any] | None], there: Mapping[str, Group]) -> list[str]:
     """What a job's workers take beyond what the chart's quota counts for one, in words: pods would not be made."""
-    mine = [group for group in workers.values() if group is not None]
+    mine = [
+        (group["maxReplicas"], {**group, "memory": _memory_of(group, there.get(name))})
+        for name, group in workers.items()
+        if group is not None
+    ]
     theirs = [group for group in there.values() if not group.leads]
 
     def in_all(what: str) -> tuple[float, float]:
         scale = 1 / _GIB if what == "memory" else 1
-        of_mine = sum(group["maxReplicas"] * float(str(group.get(what) or 0).removesuffix("Gi")) for group in mine)
-        return of_mine, sum(group.most * getattr(group, what) for group in theirs) * scale
+        of_mine = sum(pods * group[what] for pods, group in mine)
+        return of_mine * scale, sum(group.most * getattr(group, what) for group in theirs) * scale
 
     return [
         f"its workers take {more:g} {unit} in all, and the chart's quota counts {room:g} for a job: where the quota is "
