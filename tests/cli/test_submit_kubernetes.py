@@ -23,7 +23,7 @@ from shoal.deploy.kubernetes.follow import Follower, look
 from shoal.observe.runs import read_run
 from tests.deploy.kubernetes.api_server import ApiServer, Log
 from tests.deploy.kubernetes.kuberay import Operator, pod
-from tests.deploy.kubernetes.rendering import text_of
+from tests.deploy.kubernetes.rendering import NAMED, template, text_of
 from tests.head import Head, head_node
 
 Capture = pytest.CaptureFixture[str]
@@ -389,6 +389,22 @@ def test_data_may_be_on_the_cluster_alone(
     assert fetched == []
 
 
+def test_texts_that_look_like_numbers_and_flags_stay_texts(api: ApiServer, here: Path, capsys: Capture) -> None:
+    """To Helm's reader of YAML `y` is true and `1e3` a number: jobs would have another image than the cluster."""
+    settings = ["image.tag=1234e56", "environment.FLAG=n", "environment.ID=1e3", "workers.cpu.nodeSelector.dedicated=y"]
+    text = template([*NAMED, *settings]).stdout
+    api.put(next(it for it in yaml.safe_load_all(text) if it and it["metadata"]["name"] == "shoal-values"))
+    found = made(capsys, "digits", "--secret", "n", "--queue", "y")
+    cluster = found["RayJob"]["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        container = group["template"]["spec"]["containers"][0]
+        environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+        assert (environment["FLAG"], environment["ID"]) == ("n", "1e3")
+        assert container["image"].endswith(":1234e56") and {"secretRef": {"name": "n"}} in container["envFrom"]
+    assert cluster["workerGroupSpecs"][-1]["template"]["spec"]["nodeSelector"] == {"dedicated": "y"}
+    assert found["RayJob"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "y"
+
+
 def test_a_queue_retries_and_secrets(here: Path, capsys: Capture) -> None:
     words = ["digits", "--preset", "small", "--queue", "team-a", "--retries", "0", "--ttl", "90"]
     job = made(capsys, *words, "--secret", "wandb", "--workers", "1:2")["RayJob"]
@@ -455,7 +471,14 @@ def test_pods_larger_than_those_that_are_installed_are_told(here: Path, capsys: 
         (["digits", "--preset", "small", "--set", "x"], "--set: 'x' should be KEY=VALUE"),
         (["digits", "--preset", "small", "--set", "image.tg=1"], "image.tg: there is no such value; allowed: "),
         (["digits", "--preset", "small", "--run-dir", "runs/x"], "--run-dir: 'runs/x' is not on the storage for runs"),
-        (["digits", "--preset", "small", "--run-dir", "/shared/$(id)"], "holds signs that a shell would read"),
+        *(
+            (["digits", "--preset", "small", "--run-dir", f"/shared/{name}"], "holds signs that a shell would read")
+            for name in ("$(id)", "x;id", "a&b", "a'b", "(a)", "a>b", "~a", "a*", "a\nb", "a#b", "a!b")
+        ),
+        (["digits", "--preset", "small", "--run-dir", "/shared"], "--run-dir: '/shared' is not on the storage for"),
+        (["digits", "--preset", "small", "--run-dir", "/shared/../etc"], "is not on the storage for runs"),
+        (["digits", "--preset", "small", "--ttl", "99999999999"], "'--ttl': 99999999999 is not in the range"),
+        (["digits", "--preset", "small", "--retries", "-1"], "'--retries': -1 is not in the range"),
         (["digits", "--preset", "small", "--working-dir", "none"], "--working-dir: none is no folder"),
         (["digits", "--resume", "x"], "--resume: is not for --kubernetes"),
         (["digits", "train.stepz=1", "--preset", "small"], "train.stepz"),
@@ -537,6 +560,35 @@ def test_an_answer_that_is_lost_is_looked_for(api: ApiServer, here: Path, capsys
         assert config is not None and config["metadata"]["ownerReferences"]
     else:
         assert status == 1 and kinds == [] and "kubectl reaches no cluster" in err
+
+
+def test_a_config_map_whose_answer_is_lost_is_removed(api: ApiServer, here: Path, capsys: Capture) -> None:
+    api.loses = lambda kind, made: kind == "ConfigMap" and made
+    assert submit("digits", "--preset", "small", "--no-follow") == 2
+    assert "kubectl reaches no cluster" in capsys.readouterr().err and not api.objects
+
+
+def test_why_there_is_no_job_is_told_where_cleaning_up_fails_too(api: ApiServer, here: Path, capsys: Capture) -> None:
+    def refuses_and_goes_away(kind: str, manifest: dict[str, Any]) -> str | None:
+        if kind == "ConfigMap":
+            return None
+        (here / "kubeconfig").write_text(ApiServerAddress)
+        return "rayjobs.ray.io is forbidden: exceeded quota: shoal"
+
+    api.refuse = refuses_and_goes_away
+    assert submit("digits", "--preset", "small", "--no-follow") == 1
+    err = capsys.readouterr().err
+    assert "may be there, and belongs to nothing (--kubernetes: kubectl reaches no cluster" in err
+    assert "exceeded quota: shoal" in err.splitlines()[-1]
+
+
+def test_names_of_jobs_are_names(api: ApiServer, here: Path, capsys: Capture) -> None:
+    """And nothing that kubectl would take for an option."""
+    api.put(ray_job("first", jobDeploymentStatus="Initializing"))
+    for option in ("--stop", "--follow"):
+        assert submit(f"{option}=-lapp.kubernetes.io/name=shoal") == 2
+        assert f"{option}: '-lapp.kubernetes.io/name=shoal' is no name of a job" in capsys.readouterr().err
+    assert api.get("RayJob", "first") is not None
 
 
 def test_a_server_that_goes_away_while_the_job_is_made_leaves_it_what_it_needs(

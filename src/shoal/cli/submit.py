@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--queue", default="", metavar="NAME", help="Kueue's LocalQueue, which lets it start.")
 @click.option(
     "--retries",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**31 - 1),
     default=3,
     metavar="N",
     help="Tries on new clusters (default: 3).",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ttl",
     "ttl_s",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**31 - 1),
     default=60,
     metavar="S",
     help="The cluster stays so long after the end (default: 60).",

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from shoal.deploy.kubernetes.job import JobOptions, KubernetesJob
     from shoal.deploy.kubernetes.values import Machines
 
+_PLAIN_PATH = re.compile(r"[\w./@+=,: -]+", re.ASCII)
+"""What no shell on the way to the run reads anything into, and what it quotes for the next one."""
+_JOB = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _WAIT_S = 600.0
 """How long the run waits for workers whose pods have started and have not joined yet."""
 
@@ -50,8 +54,13 @@ def submit(
     """Make the job and do as `how` says: follow, wait, or neither; or follow or stop one that is there."""
     from shoal.deploy.kubernetes.cluster import Cluster
     from shoal.deploy.kubernetes.job import JobOptions
+    from shoal.deploy.kubernetes.send import send
     from shoal.deploy.kubernetes.values import Machines
 
+    check_settings(namespace, release, settings)
+    for option, name in (("--stop", asked.stop), ("--follow", asked.follow)):
+        if name is not None and not _JOB.fullmatch(name):
+            raise UserError(f"{option}: {name!r} is no name of a job; kubectl get rayjobs --namespace {namespace}")
     cluster = Cluster(namespace, context)
     if asked.stop is not None:
         return _stop(cluster, asked.stop, as_json, how)
@@ -59,7 +68,6 @@ def submit(
         return _attend(cluster, asked.follow, None, as_json, how)
     if asked.resume is not None:
         raise UserError("--resume: is not for --kubernetes; submit the recipe with the run's folder as --run-dir again")
-    check_settings(namespace, release, settings)
     with contextlib.ExitStack() as stack:
         files = files_of(preset, values_files)
         if preset is None:
@@ -79,7 +87,7 @@ def submit(
     if dry_run:
         click.echo(job.to_yaml(), nl=False)
         return 0
-    _send(cluster, job)
+    send(cluster, job, _say)
     _say(f"job {job.name} is made in the namespace {namespace}")
     _say(f"  run folder  {job.run_dir} (in the pods)")
     _say(f"  kubectl get rayjob {job.name} --namespace {namespace}")
@@ -90,8 +98,9 @@ def submit(
 def _of_release(cluster: "Cluster", release: str) -> Iterator[Path]:
     """The values with which the chart was installed, which it tells in a ConfigMap."""
     from shoal.deploy.kubernetes.chart import with_nulls
+    from shoal.deploy.kubernetes.send import before_anything_is_made
 
-    with _before_anything_is_made():
+    with before_anything_is_made():
         found = cluster.get("configmaps", f"{release}-values")
     if found is None:
         raise UserError(
@@ -102,17 +111,6 @@ def _of_release(cluster: "Cluster", release: str) -> Iterator[Path]:
         file = Path(folder) / "installed.yaml"
         file.write_text(with_nulls(found["data"]["values.yaml"]), encoding="utf-8")
         yield file
-
-
-@contextlib.contextmanager
-def _before_anything_is_made() -> Iterator[None]:
-    """A cluster that does not answer is then a wrong context, and no failure of the job."""
-    from shoal.deploy.kubernetes.cluster import NoAnswerError
-
-    try:
-        yield
-    except NoAnswerError as error:
-        raise UserError(str(error)) from error
 
 
 def _made(
@@ -146,54 +144,19 @@ def _made(
         raise UserError("storage.runs.enabled: is false, and a run needs a folder that all its machines share")
     unique = new_run_dir(loaded.recipe.name).name
     run_dir = asked.run_dir or f"{there.runs_at}/runs/{unique}"
-    if set(run_dir) & set('$`"\\\n'):
-        raise UserError(f"--run-dir: {run_dir!r} holds signs that a shell would read; choose another name")
-    if not PurePosixPath(run_dir).is_relative_to(there.runs_at) or ".." in PurePosixPath(run_dir).parts:
+    if not _PLAIN_PATH.fullmatch(run_dir):
+        raise UserError(
+            f"--run-dir: {run_dir!r} holds signs that a shell would read; choose a name of letters, digits, spaces and "
+            "._@+=,:-"
+        )
+    path = PurePosixPath(run_dir)
+    if PurePosixPath(there.runs_at) not in path.parents or ".." in path.parts:
         raise UserError(f"--run-dir: {run_dir!r} is not on the storage for runs; give {there.runs_at}/runs/NAME")
     workers = workers_of(loaded.recipe, machines, gpu_memory, there.groups)
     job = make_job(job_name(unique), loaded.to_yaml(), run_dir, workers, code, options)
     for warning in (*over_quota(workers, there.groups), *not_scaled(job.ray_job)):
         _say(f"warning: {warning}")
     return job
-
-
-def _send(cluster: "Cluster", job: "KubernetesJob") -> None:
-    """Make both objects: the ConfigMap first, which costs nothing if the rest fails; then it belongs to the job."""
-    with _before_anything_is_made():
-        cluster.create(job.config_map)
-    try:
-        made = _create_job(cluster, job)
-    except KeyboardInterrupt:
-        _say(f"interrupted while the job was made; to see whether it runs: kubectl get rayjob {job.name}")
-        raise
-    owner = {"apiVersion": made["apiVersion"], "kind": made["kind"]}
-    owner |= {name: made["metadata"][name] for name in ("name", "uid")}
-    try:
-        cluster.patch("configmaps", job.name, {"metadata": {"ownerReferences": [owner]}})
-    except RunError as error:  # the job runs; this is about what it leaves behind
-        _say(f"warning: the ConfigMap {job.name} will stay when the job is deleted ({error})")
-
-
-def _create_job(cluster: "Cluster", job: "KubernetesJob") -> dict[str, Any]:
-    """Make the RayJob. Where the answer is lost it may have been made all the same: then it is looked for."""
-    from shoal.deploy.kubernetes.cluster import NoAnswerError
-    from shoal.deploy.kubernetes.follow import RAY_JOBS
-
-    try:
-        return cluster.create(job.ray_job)
-    except NoAnswerError as error:
-        try:
-            made = cluster.get(RAY_JOBS, job.name)
-        except RunError:
-            _say(f"whether the job was made is not known; it has what it needs: kubectl get rayjob {job.name}")
-            raise error from None
-        if made is None:
-            cluster.delete("configmaps", job.name)
-            raise
-        return made
-    except (RunError, UserError):
-        cluster.delete("configmaps", job.name)
-        raise
 
 
 def _stop(cluster: "Cluster", name: str, as_json: bool, how: str) -> int:

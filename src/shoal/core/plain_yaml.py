@@ -12,12 +12,12 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-_NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+")
-"""What YAML 1.2 takes for a number; to YAML 1.1 some of it is text."""
+_NO_TEXT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN]")
+"""What others take for a number or a flag: YAML 1.2, and Go's readers of 1.1."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else "'" if _NUMBER.fullmatch(text) else None
+    style = "|" if "\n" in text else "'" if _NO_TEXT.fullmatch(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -7,7 +7,7 @@ import json
 import struct
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -27,7 +27,9 @@ _KINDS = {
 class ApiServer:
     """Objects by kind and name, served on loopback."""
 
-    def __init__(self, *, knows_ray: bool = True) -> None:
+    def __init__(self, *, knows_ray: bool = True, kinds: Mapping[tuple[str, str], str] | None = None) -> None:
+        """`kinds`: more of them, by API version and plural."""
+        self.kinds = {key: kind for key, kind in _KINDS.items() if knows_ray or kind != "RayJob"} | dict(kinds or {})
         self.objects: dict[tuple[str, str], Object] = {}
         self.logs: dict[str, Log] = {}
         self.execute: Callable[[str, list[str]], tuple[str, bool]] = lambda pod, command: ("no such container", False)
@@ -128,14 +130,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if (listing := self._discovery(parts)) is not None:
             self._answer(200, listing)
             return
-        group, _, resource, rest = _parsed(parts)
+        group, namespace, resource, rest = _parsed(parts)
         if (why := self.server_api.hides("/".join([resource, *rest[1:]]))) is not None:
             self._fail(403, "Forbidden", why)
         elif resource == "pods" and rest[1:] == ["exec"]:
             self._execute(rest[0], parse_qs(url.query)["command"])
         elif resource == "pods" and rest[1:] == ["log"]:
             self._stream(rest[0], query.get("sinceTime", ""))
-        elif (kind := _KINDS.get((group, resource))) is None:
+        elif (kind := self.server_api.kinds.get((group, resource))) is None:
             self._fail(404, "NotFound", "the server could not find the requested resource")
         elif rest:
             found = self.server_api.get(kind, rest[0])
@@ -144,7 +146,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             else:
                 self._answer(200, found)
         else:
-            self._answer(200, self._list(kind, group, query.get("labelSelector", "")))
+            self._answer(200, self._list(kind, group, namespace, query.get("labelSelector", "")))
 
     def do_POST(self) -> None:
         manifest = json.loads(self._body())
@@ -196,30 +198,35 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.rfile.readline()
         return body
 
-    def _list(self, kind: str, group: str, selector: str) -> Object:
+    def _list(self, kind: str, group: str, namespace: str, selector: str) -> Object:
         wanted = dict(item.split("=") for item in selector.split(",") if item)
         with self.server_api.lock:
             items = [
                 found
                 for (its_kind, _), found in self.server_api.objects.items()
-                if its_kind == kind and wanted.items() <= found["metadata"].get("labels", {}).items()
+                if its_kind == kind
+                and found["metadata"].get("namespace", namespace) == namespace
+                and wanted.items() <= found["metadata"].get("labels", {}).items()
             ]
         return {"kind": f"{kind}List", "apiVersion": group, "metadata": {}, "items": items}
 
     def _discovery(self, parts: list[str]) -> Object | None:
-        groups = ["ray.io/v1"] if self.server_api.knows_ray else []
+        groups = sorted({group for group, _ in self.server_api.kinds} - {"v1"})
+        if parts == ["version"]:
+            return {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
         if parts == ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"]}
         if parts == ["apis"]:
             versions = [(name.split("/")[0], {"groupVersion": name, "version": name.split("/")[1]}) for name in groups]
             found = [{"name": name, "versions": [it], "preferredVersion": it} for name, it in versions]
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": found}
-        group = {("api", "v1"): "v1", ("apis", "ray.io", "v1"): "ray.io/v1"}.get(tuple(parts))
-        if group is None or (group != "v1" and group not in groups):
+        group = "/".join(parts[1:]) if parts[:1] == ["apis"] else "v1" if parts == ["api", "v1"] else ""
+        if group not in [*groups, "v1"]:
             return None
         resources = [
-            {"name": name, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": _VERBS}
-            for (its_group, name), kind in _KINDS.items()
+            {"name": name, "singularName": kind.lower(), "kind": kind, "verbs": _VERBS}
+            | {"namespaced": kind not in ("Namespace", "StorageClass")}
+            for (its_group, name), kind in self.server_api.kinds.items()
             if its_group == group
         ]
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": resources}

@@ -19,7 +19,7 @@ from shoal.deploy.kubernetes.chart import preset_file, presets, render
 from shoal.deploy.programs import find
 from tests.deploy.kubernetes import crds
 from tests.deploy.kubernetes.admission import containers, pods_of
-from tests.deploy.kubernetes.rendering import CASES, CHART_FOLDER, EVERYTHING, NAMED, helm, manifests, text_of
+from tests.deploy.kubernetes.rendering import CASES, CHART_FOLDER, EVERYTHING, NAMED, helm, manifests, template, text_of
 
 SHARED_CRDS = Path(__file__).parents[4] / "shared" / "crds"
 VERSIONS = ("1.33", "1.34", "1.35", "1.36")
@@ -145,6 +145,13 @@ def test_what_is_made_from_the_chart_is_up_to_date():
         assert (CHART_FOLDER / "files" / name).read_text() == text, "make charts"
     there = {file.name: file.read_text() for file in shipped("kubernetes").glob("*.yaml")}
     assert there == build.manifests(), "make charts"
+
+
+def test_labels_may_be_taken_away():
+    result = template([*NAMED, "monitoring.enabled=true", "monitoring.dashboardLabels.grafana_dashboard=null"])
+    objects = [found for found in yaml.safe_load_all(result.stdout) if found]
+    (dashboard,) = (found for found in objects if found["metadata"]["name"] == "shoal-dashboard")
+    assert dashboard["metadata"]["labels"].keys() == manifests("small")[0]["metadata"]["labels"].keys()
 
 
 def test_yamllint():

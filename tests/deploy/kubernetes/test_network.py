@@ -19,6 +19,8 @@ REDIS, MLFLOW, POSTGRESQL = (
 )
 OTHER = {"app": "other"}
 Peer = tuple[str, Mapping[str, str]]
+NODE: Peer = ("a node", {})
+"""Where the API server may be. To Cilium no range of addresses holds a node's, not even that of all."""
 
 
 def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -86,6 +88,7 @@ def _in(labels: Mapping[str, str]) -> Peer:
         (("notebooks", OTHER), _in(HEAD), 10001),
         (("monitoring", OTHER), _in(WORKER), 8080),
         (_in(HEAD), ("203.0.113.9", {}), 6443),
+        (_in(HEAD), NODE, 6443),
         (_in(WORKER), ("203.0.113.9", {}), 443),
         (_in(WORKER), ("kube-system", {"k8s-app": "kube-dns"}), 53),
         (_in(WORKER), ("169.254.20.10", {}), 53),
@@ -111,6 +114,7 @@ def test_what_ray_needs_passes(source: Peer, target: Peer, port: int):
         (_in(WORKER), _in(POSTGRESQL), 5432),
         (_in(OTHER), _in(REDIS), 6379),
         (_in(WORKER), ("203.0.113.9", {}), 6443),
+        (_in(WORKER), NODE, 6443),
         (_in(WORKER), ("default", OTHER), 80),
         (_in(REDIS), ("203.0.113.9", {}), 443),
         (_in(WORKER), ("kube-system", {}), 443),

@@ -66,6 +66,17 @@ WRONG = {
     "storage.runs.mountPath=shared": ("/storage/runs/mountPath", "does not match"),
     "mlflow.postgresql.user=a-b": ("/mlflow/postgresql/user", "does not match"),
     "quota.hard.pods=abc": ("/quota/hard/pods", "does not match"),
+    "quota.hard.foo=3": ("/quota/hard", "foo"),
+    "rbac.submitters[0].foo=bar": ("/rbac/submitters/0", "foo"),
+    "rbac.submitters[0].kind=Team,rbac.submitters[0].name=a": ("/rbac/submitters/0/kind", "ServiceAccount"),
+    "networkPolicy.egress[0].too[0].a=b": ("/networkPolicy/egress/0", "too"),
+    "networkPolicy.apiServer.cidrs={999.1.1.1/8}": ("/networkPolicy/apiServer/cidrs/0", "does not match"),
+    "workers.cpu.maxReplicas=99999999999": ("/workers/cpu/maxReplicas", "maximum: got"),
+    **{
+        f"environment.{name}=x": (f"environment.{name}: is set by KubeRay as auth, tls, gcsFaultTolerance and",)
+        for name in ("RAY_AUTH_MODE", "RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "RAY_USE_TLS", "RAY_enable_autoscaler_v2")
+    },
+    "nccl.environment.RAY_AUTH_MODE=disabled": ("nccl.environment.RAY_AUTH_MODE: is set by KubeRay",),
     "job.enabled=true": ("job.name: is missing",),
     "job.name=My_Job": ("/job/name", "does not match"),
 }

@@ -86,3 +86,21 @@ capabilities:
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
+
+{{/* Whether something is there already that this release has not made: what a whole Kubernetes cluster has once is made by
+the first release, and used by the others. (list $ OBJECT) */}}
+{{- define "shoal.isOfOthers" -}}
+{{- $ := index . 0 -}}
+{{- $object := index . 1 -}}
+{{- if $object -}}
+{{- $owner := ($object.metadata.annotations | default dict) -}}
+{{- $isOwn := and (eq (get $owner "meta.helm.sh/release-name") $.Release.Name) (eq (get $owner "meta.helm.sh/release-namespace") $.Release.Namespace) -}}
+{{- not $isOwn -}}
+{{- end -}}
+{{- end }}
+
+{{- define "shoal.makesDcgm" -}}
+{{- if and .Values.dcgm.enabled (not .Values.job.enabled) -}}
+{{- ne (include "shoal.isOfOthers" (list . (lookup "apps/v1" "DaemonSet" .Values.dcgm.namespace "dcgm-exporter"))) "true" -}}
+{{- end -}}
+{{- end }}

@@ -1,5 +1,6 @@
 """The chart rendered: by Helm, from values laid over those of a preset."""
 
+import json
 import re
 import shlex
 import tempfile
@@ -104,7 +105,7 @@ def render(
     """What Helm makes of the chart: `files` over its defaults, then `values`, then `settings` (KEY=VALUE)."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         computed = Path(folder) / "computed.yaml"
-        computed.write_text(yaml.safe_dump({"managedBy": "shoal", **values}), encoding="utf-8")
+        computed.write_text(_as_helm_reads({"managedBy": "shoal", **values}), encoding="utf-8")
         words = ["template", release, str(shipped(CHART)), "--namespace", namespace]
         for file in [*files, computed]:
             words += ["--values", str(file)]
@@ -133,7 +134,12 @@ def with_nulls(text: str) -> str:
         (defaults["nccl"]["environment"], values.setdefault("nccl", {}).setdefault("environment", {})),
     ):
         there.update({name: None for name in default if name not in there})
-    return yaml.safe_dump(values)
+    return _as_helm_reads(values)
+
+
+def _as_helm_reads(values: Mapping[str, Any]) -> str:
+    """Values for a file. In JSON a text is one to every reader; Helm takes `y` and `1e3` of YAML for something else."""
+    return json.dumps(values)
 
 
 def laid_over(files: Sequence[Path], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def in_a_sentence(where: str, said: str) -> str:
     found = _GIVEN.match(said)
     if found is None:
         return f"{name}: should be {wanted} ({said})"
+    if said.startswith("maximum") and schema is not None and str(schema["maximum"]) not in wanted:
+        wanted = f"{wanted}, {schema['maximum']} at most"
     given = repr(found["text"]) if found["text"] is not None else found["number"].replace(",", "")
     return f"{name}: {given} should be {wanted}"
 
