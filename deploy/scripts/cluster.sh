@@ -7,6 +7,7 @@ set -euo pipefail
 readonly MARK=SHOAL_CLUSTER # in the environment of all that a cluster has started
 GRACE_S=120
 HEAD_AWAY_S=600             # how long machines wait for a head whose state Redis keeps
+SSH_S=${SHOAL_SSH_S:-300}     # what is done on another machine takes no longer
 
 usage() {
   cat <<'EOF'
@@ -32,12 +33,12 @@ start-head
 join, leave, stop, cleanup
   --hosts-file FILE     more hosts, one a line
   --user NAME           whom to be there
-  --ssh COMMAND         instead of "ssh -o BatchMode=yes -o ConnectTimeout=10"
+  --ssh COMMAND         instead of "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5"
   --venv DIR            the environment whose ray is used (there: the same path as here)
   --job-drivers         join: jobs of `shoal submit` are led from these machines, not from the head
   --grace S             leave, stop, cleanup: seconds for runs to save (120)
-  --token               leave, cleanup: remove the token too
-  --force               cleanup: forget machines that cannot be reached
+  --token               leave, cleanup: remove the token too, where this script has made it
+  --force               cleanup: forget machines, and a Redis, that cannot be reached
 everywhere
   --state DIR           what this script remembers of the cluster (~/.ray/shoal-cluster)
   --no-firewall         add no rules. Ray listens on all interfaces with most of its ports
@@ -68,6 +69,13 @@ own_folder() { # make a folder that is ours alone, or refuse one that is not
   (umask 077 && mkdir -p "$1") 2>/dev/null || fail "$1: cannot be made; say another place with --temp-dir or --state"
   [[ -O $1 && ! -L $1 ]] || fail "$1: belongs to somebody else; say another place with --temp-dir or --state"
   chmod 700 "$1"
+}
+
+# One at a time may change a cluster. What is started to stay must not hold this: 9>&-.
+lock() {
+  [[ -w $STATE ]] || fail "$STATE: cannot be written to; whose cluster is it?"
+  exec 9>"$STATE/lock"
+  flock -n 9 || fail "another cluster.sh is at work on the cluster in $STATE; again when it has ended"
 }
 
 # ---------------------------------------------------------------- the network
@@ -183,12 +191,17 @@ has_firewall() {
     { command -v iptables >/dev/null && as_root iptables -S "shoal_$ID"; } &>/dev/null
 }
 
+other_addresses() {
+  { addresses && ip -o -6 addr show up scope global 2>/dev/null | awk '{ sub("/.*", "", $4); print $2, $4 }'; } |
+    awk -v address="$ADDRESS" '$2 != address { print $1 " (" $2 ")" }' | paste -sd, -
+}
+
 protect() { # rules where they can be added; where not, only a machine whose sole address is the cluster's will do
   ((FIREWALL)) || return 0
   if open_firewall; then return 0; fi
   close_firewall
   local others
-  others=$(addresses | awk -v name="$INTERFACE" '$1 != name { print $1 " (" $2 ")" }' | paste -sd, -)
+  others=$(other_addresses)
   [[ -z $others ]] || fail "Ray's ports would be open on $others of $HOSTNAME too, and no firewall rule can be added:" \
     "be root, or have sudo and nft or iptables there; or close ports $PORT-$((PORT + 8)) and $WORKER_PORTS yourself" \
     "and say --no-firewall"
@@ -245,6 +258,7 @@ choose_environment() { # the environment of --venv, or that of the ray on the pa
   fi
   [[ -x $VENV/bin/python && -x $VENV/bin/ray ]] ||
     fail "$VENV of $HOSTNAME holds no Ray; install there what the head has, or name its environment with --venv"
+  VENV=$(cd "$VENV" && pwd)
 }
 
 versions() {
@@ -260,6 +274,23 @@ EOF
 }
 
 token_file() { printf '%s\n' "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}"; }
+
+# Beside it, which machine has made it: another may have the same home.
+token_mark() { printf '%s.made-by-cluster.sh\n' "$(token_file)"; }
+
+make_token() { # TOKEN
+  (umask 077 && mkdir -p "$(dirname "$(token_file)")" && printf '%s' "$1" >"$(token_file)" &&
+    printf '%s\n' "$HOSTNAME" >"$(token_mark)")
+  MADE_TOKEN=1
+}
+
+remove_token() { # or say why not
+  if [[ $(cat "$(token_mark)" 2>/dev/null) == "$HOSTNAME" ]]; then
+    rm -f "$(token_file)" "$(token_mark)"
+  elif [[ -e $(token_file) ]]; then
+    printf '%s\n' "$(token_file) was there before, and stays: remove it yourself to have a new token made"
+  fi
+}
 
 run_ray() { # ray start, found by MARK, in a folder whose files hide none of Python's modules
   local start=("$VENV/bin/ray" start) options log="$TEMP/start.log"
@@ -286,9 +317,39 @@ run_ray() { # ray start, found by MARK, in a folder whose files hide none of Pyt
     --min-worker-port "${WORKER_PORTS%-*}" --max-worker-port "${WORKER_PORTS#*-}")
   # The others of this machine's variables are for whoever calls us: what Ray starts would act on them.
   (cd "$TEMP" && env -u RAY_ADDRESS -u RAY_AUTH_TOKEN -u RAY_TMPDIR "${environment[@]}" \
-    "${start[@]}" "${options[@]}" "${RAY_OPTIONS[@]}") </dev/null &>"$log" ||
-    fail "Ray does not start on $HOSTNAME: $(grep -E 'Error|error:|Exception' "$log" | tail -n 1 | cut -c 1-200) (see $log there)"
+    "${start[@]}" "${options[@]}" "${RAY_OPTIONS[@]}") </dev/null &>"$log" 9>&- ||
+    fail "Ray does not start on $HOSTNAME: $(why "$log")$([[ $ROLE != head ]] || printf ' (see %s)' "$STATE/start.log")"
 }
+
+why() { # LOG: its last line that tells of an error, or its last
+  { grep -E 'Error|error:|Exception' "$1" || grep . "$1" || printf 'it says nothing\n'; } | tail -n 1 | cut -c 1-300
+}
+
+# Whatever ends a start before its end, Ctrl-C too, takes back what it has done.
+begin() {
+  IS_NEW=1 MADE_TOKEN=0
+  if [[ -d $TEMP ]]; then IS_NEW=0; fi
+  trap 'printf "error: interrupted\n" >&2 && exit 130' INT TERM HUP
+  trap undo EXIT
+}
+
+# shellcheck disable=SC2329 # by trap
+undo() {
+  local status=$?
+  trap '' INT TERM HUP
+  stop_ours
+  close_firewall
+  if [[ $ROLE == head && -f $TEMP/start.log ]]; then cp "$TEMP/start.log" "$STATE/start.log"; fi
+  if ((IS_NEW)); then
+    if [[ -O $TEMP && ! -L $TEMP ]]; then rm -rf "$TEMP"; fi
+    if ((MADE_TOKEN)); then rm -f "$(token_file)" "$(token_mark)"; fi
+    if [[ $ROLE == head ]]; then rm -f "$STATE/settings" "$STATE/lock" && rmdir "$STATE" 2>/dev/null || true; fi
+    if [[ $ROLE == worker ]]; then printf 'undone\n'; fi
+  fi
+  exit "$status"
+}
+
+end() { trap - EXIT INT TERM HUP; }
 
 # Ray opens its own folder to everybody, so that lies in one which is closed.
 start_node() { # what start-head and join have in common; everything is known by now
@@ -298,22 +359,20 @@ start_node() { # what start-head and join have in common; everything is known by
   if [[ -n $(ours) ]]; then stop_ours; fi # what is left of a life before
   check_ports
   protect
-  if ! run_ray; then
-    stop_ours
-    close_firewall
-    exit 1
-  fi
+  run_ray
 }
 
 remove_node() { # REMOVE_TOKEN
   stop_ours
   close_firewall
-  if (($1)) && [[ -f $TEMP/token-is-ours ]]; then rm -f "$(token_file)"; fi
+  local kept=''
+  if (($1)); then kept=$(remove_token); fi
   if [[ -O $TEMP && ! -L $TEMP ]]; then rm -rf "$TEMP"; fi
+  printf 'ok - stopped, and removed what join made%s\n' "${kept:+; $kept}"
 }
 
 remote_join() { # on the machine that joins; the token comes on stdin
-  local token route file
+  local token route file note=''
   IFS= read -r token
   ROLE=worker
   choose_environment
@@ -325,19 +384,25 @@ remote_join() { # on the machine that joins; the token comes on stdin
     fail "$HOSTNAME does not reach $HEAD:$PORT; is a firewall between them, or the head not running?"
   if is_running raylet && [[ ",$ALIVE," == *",$ADDRESS,"* ]]; then printf 'ok %s had joined before\n' "$ADDRESS" && return; fi
   file=$(token_file)
-  own_folder "$TEMP"
-  if [[ ! -s $file ]]; then
-    (umask 077 && mkdir -p "$(dirname "$file")")
-    (umask 077 && printf '%s' "$token" >"$file" && : >"$TEMP/token-is-ours")
-  elif [[ $(<"$file") != "$token" ]]; then
+  [[ ! -s $file || $(<"$file") == "$token" ]] ||
     fail "$HOSTNAME has the token of another cluster in $file; remove it if that one is gone"
-  fi
+  printf 'begun\n'
+  begin
+  own_folder "$TEMP"
+  if [[ ! -s $file ]]; then make_token "$token"; fi
   chmod 600 "$file"
   start_node
-  printf 'ok %s joined\n' "$ADDRESS"
+  end
+  if ((FIREWALL)) && ! has_firewall; then note='; NO firewall rules could be added there'; fi
+  printf 'ok %s joined%s\n' "$ADDRESS" "$note"
 }
 
 # ---------------------------------------------------------------- the cluster, from its head
+
+load_to_change() {
+  load
+  lock
+}
 
 load() { # what start-head has remembered
   local file="$STATE/settings"
@@ -363,7 +428,10 @@ start_head() {
   choose_environment
   [[ -z ${RAY_AUTH_TOKEN:-} ]] || die "RAY_AUTH_TOKEN: is set, and processes that run on would not have it; unset it," \
     "and put the token into $(token_file)"
+  [[ $REDIS == none ]] || timeout 5 bash -c ": </dev/tcp/${REDIS%:*}/${REDIS##*:}" 2>/dev/null ||
+    fail "--redis: nothing answers at $REDIS; is it running, and does it listen on this network?"
   own_folder "$STATE"
+  lock
   if [[ -f $file ]]; then
     before="$(setting "$file" address):$(setting "$file" port)"
     [[ $before == "$ADDRESS:$PORT" ]] || die "--state: $STATE is of the cluster at $before; cleanup that one first, or" \
@@ -377,12 +445,9 @@ start_head() {
     ID=$(od -An -tx1 -N4 /dev/urandom | tr -d ' \n')
     TEMP="${TEMP_BASE%/}/shoal-ray-$ID"
   fi
+  begin
   token=$(token_file)
-  if [[ ! -s $token ]]; then
-    (umask 077 && mkdir -p "$(dirname "$token")")
-    (umask 077 && od -An -tx1 -N32 /dev/urandom | tr -d ' \n' >"$token")
-    remember "$file" made_token yes
-  fi
+  if [[ ! -s $token ]]; then make_token "$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')"; fi
   chmod 600 "$token"
   remember "$file" id "$ID"
   remember "$file" address "$ADDRESS"
@@ -394,6 +459,8 @@ start_head() {
   remember "$file" redis "$REDIS"
   remember "$file" venv "$VENV"
   start_node
+  remember "$file" firewall "$(if has_firewall; then printf 'yes\n'; else printf 'no\n'; fi)"
+  end
   printf 'head: %s:%s\n' "$ADDRESS" "$PORT"
   printf 'dashboard and jobs: http://%s:%s, with the token in %s\n' "$ADDRESS" "$DASHBOARD_PORT" "$token"
   tell_firewall
@@ -415,13 +482,17 @@ on() { # HOST VERB ARGUMENTS: run this script there
   local host=$1 target="${SSH_USER:+$SSH_USER@}$1"
   shift
   # shellcheck disable=SC2086 # a command of several words
-  { cat "$SELF" && printf '%s\n' "$TOKEN"; } | $SSH_COMMAND "$target" "bash -s -- $(quoted "$@")"
+  { cat "$SELF" && printf '%s\n' "$TOKEN"; } |
+    timeout --foreground "$SSH_S" $SSH_COMMAND "$target" "bash -s -- $(quoted "$@")" 9>&-
 }
 
 on_all() { # VERB HOST...: at once, with a line for each; those that failed are in FAILED
-  local verb=$1 folder host line arguments
+  local verb=$1 folder host line arguments status
   shift
   folder=$(mktemp -d)
+  # Of a machine whose answer was not heard, nobody knows how it stands: it stays among the joined.
+  # shellcheck disable=SC2064 # this folder
+  trap "rm -rf $(quoted "$folder"); printf 'error: interrupted: %s may go on with it, and belong to the cluster until leave or cleanup\n' '$*' >&2; exit 130" INT TERM HUP
   arguments=(--id "$ID" --head "$HEAD" --port "$PORT" --dashboard-port "$DASHBOARD_PORT" --client-port "$CLIENT_PORT"
     --worker-ports "$WORKER_PORTS" --temp "$TEMP" --redis "$REDIS" --venv "${VENV:-$HEAD_VENV}" --versions "$VERSIONS"
     --alive "$ALIVE")
@@ -430,29 +501,36 @@ on_all() { # VERB HOST...: at once, with a line for each; those that failed are 
   ((!REMOVE_TOKEN)) || arguments+=(--token)
   ((!${#RAY_OPTIONS[@]})) || arguments+=(-- "${RAY_OPTIONS[@]}")
   for host in "$@"; do
-    (on "$host" "$verb" "${arguments[@]}" >"$folder/$host.out" 2>"$folder/$host.err" && : >"$folder/$host.ok" || true) &
+    (status=0 && on "$host" "$verb" "${arguments[@]}" >"$folder/$host.out" 2>"$folder/$host.err" || status=$?
+      printf '%s\n' "$status" >"$folder/$host.status") 2>/dev/null &
   done
   wait
   FAILED=()
   printf '%-24s %-16s %s\n' host address result
   for host in "$@"; do
-    if [[ -f $folder/$host.ok ]] && line=$(grep '^ok ' "$folder/$host.out"); then
+    read -r status <"$folder/$host.status" || status=1
+    if ((!status)) && line=$(grep '^ok ' "$folder/$host.out"); then
       read -r _ address line <<<"$line"
       printf '%-24s %-16s %s\n' "$host" "$address" "$line"
       keep_host "$verb" "$host" "$address"
     else
       line=$(grep . "$folder/$host.err" | tail -n 1 || true)
+      ((status != 124)) || line="no answer for $SSH_S s"
       printf '%-24s %-16s FAILED: %s\n' "$host" - "${line:-no answer}"
       FAILED+=("$host")
+      if [[ $(address_of "$host") == - ]] && { ! grep -qx begun "$folder/$host.out" || grep -qx undone "$folder/$host.out"; }; then
+        keep_host _leave "$host" - # it has nothing of the cluster's
+      fi
     fi
   done
   rm -rf "$folder"
+  trap - INT TERM HUP
 }
 
 keep_host() { # VERB HOST ADDRESS: who is part of the cluster
   local others
   [[ $1 != _stop ]] || return 0
-  others=$(grep -v "^$2 " "$STATE/hosts" 2>/dev/null || true)
+  others=$(awk -v host="$2" '$1 != host' "$STATE/hosts" 2>/dev/null || true)
   if [[ $1 == _join ]]; then others+="${others:+$'\n'}$2 $3"; fi
   (umask 077 && printf '%s' "${others:+$others$'\n'}" >"$STATE/hosts")
 }
@@ -462,28 +540,35 @@ joined() { cut -d' ' -f1 "$STATE/hosts" 2>/dev/null || true; }
 address_of() { awk -v host="$1" '$1 == host { print $2 }' "$STATE/hosts" 2>/dev/null || true; }
 
 join_hosts() {
-  load
+  local host
+  load_to_change
   ((${#HOSTS[@]})) || die "HOST: is missing; name machines, or --hosts-file"
   is_running raylet || fail "the head does not run; start it with cluster.sh start-head"
   TOKEN=$(<"$(token_file)")
   VERSIONS=$(VENV=$HEAD_VENV versions)
   ALIVE=$(ask_ray list "$HEAD:$PORT" | awk '$2 == "alive" { print $1 }' | paste -sd, -)
+  for host in "${HOSTS[@]}"; do # before it is asked: an answer may not be heard
+    [[ -n $(address_of "$host") ]] || keep_host _join "$host" -
+  done
   on_all _join "${HOSTS[@]}"
   ((!${#FAILED[@]})) || exit 1
 }
 
 drain() { # HOST...: have runs save and leave
   local host hosts=()
-  for host in "$@"; do hosts+=("$(address_of "$host")"); done
+  for host in "$@"; do
+    if [[ $(address_of "$host") != - ]]; then hosts+=("$(address_of "$host")"); fi
+  done
   ((!${#hosts[@]})) || ask_ray drain "$HEAD:$PORT" "${hosts[@]}" --grace "$GRACE_S" || true
 }
 
 leave_hosts() {
-  local host
-  load
-  ((${#HOSTS[@]})) || die "HOST: is missing; joined are:" "$(joined | paste -sd" " -)"
+  local host all
+  load_to_change
+  all=$(joined | paste -sd" " -)
+  ((${#HOSTS[@]})) || die "HOST: is missing; joined are: ${all:-none}"
   for host in "${HOSTS[@]}"; do
-    [[ -n $(address_of "$host") ]] || die "HOST: '$host' has not joined; joined are:" "$(joined | paste -sd" " -)"
+    [[ -n $(address_of "$host") ]] || die "HOST: '$host' has not joined; joined are: ${all:-none}"
   done
   if is_running gcs_server; then drain "${HOSTS[@]}"; fi
   on_all _leave "${HOSTS[@]}"
@@ -505,33 +590,37 @@ stop_cluster() {
 }
 
 stop() {
-  load
+  load_to_change
   stop_cluster _stop
   ((!${#FAILED[@]})) || exit 1
 }
 
 cleanup() {
-  load
+  load_to_change
   stop_cluster _leave
-  forget_in_redis
+  forget_in_redis || FAILED+=("Redis")
   if ((${#FAILED[@]} && !FORCE)); then
     fail "${FAILED[*]}: not cleaned up; again when they can be reached, or --force to forget them"
   fi
-  if ((REMOVE_TOKEN)) && [[ $(setting "$STATE/settings" made_token) == yes ]]; then rm -f "$(token_file)"; fi
+  if ((REMOVE_TOKEN)); then remove_token; fi
   if [[ -O $TEMP && ! -L $TEMP ]]; then rm -rf "$TEMP"; fi
-  rm -f "$STATE/settings" "$STATE/hosts"
+  rm -f "$STATE"/{settings,hosts,start.log,redis.log,lock}
   rmdir "$STATE"
 }
 
 forget_in_redis() { # what Ray has kept there under this cluster's name
   [[ $REDIS != none ]] || return 0
-  SHOAL_REDIS_PASSWORD="${SHOAL_REDIS_PASSWORD:-}" "$HEAD_VENV/bin/python" - "$REDIS" "$ID" &>"$TEMP/redis.log" <<'EOF' ||
+  SHOAL_REDIS_PASSWORD="${SHOAL_REDIS_PASSWORD:-}" "$HEAD_VENV/bin/python" - "$REDIS" "$ID" &>"$STATE/redis.log" <<'EOF' ||
 import os, sys
 from ray._private.gcs_utils import cleanup_redis_storage
 host, _, port = sys.argv[1].rpartition(":")
 cleanup_redis_storage(host, int(port), os.environ["SHOAL_REDIS_PASSWORD"], False, sys.argv[2])
 EOF
-    printf 'warning: what Ray has kept in Redis under RAY%s is still there: Redis was not reached\n' "$ID" >&2
+    {
+      printf 'warning: what Ray has kept in Redis under RAY%s is still there: %s\n' "$ID" "$(why "$STATE/redis.log")" >&2
+      [[ -n ${SHOAL_REDIS_PASSWORD:-} ]] || printf 'warning: SHOAL_REDIS_PASSWORD is not set\n' >&2
+      return 1
+    }
 }
 
 status() {
@@ -542,12 +631,14 @@ status() {
   printf 'head                     %-16s %s\n' "$HEAD" "$state"
   while read -r host address; do
     if grep -q "^$address alive" <<<"$nodes"; then state=running; else state=DOWN is_whole=0; fi
+    if [[ $address == - ]]; then state='UNKNOWN: join was cut off; join it again, or leave'; fi
     printf '%-24s %-16s %s\n' "$host" "$address" "$state"
   done < <(cat "$STATE/hosts" 2>/dev/null)
   printf 'ports of the head:'
   ss -Hltn | awk -v first="$PORT" -v d="$DASHBOARD_PORT" -v c="$CLIENT_PORT" '{ port = $4; sub(".*:", "", port)
-    if ((port >= first && port <= first + 8) || port == d || port == c) printf " %s", $4 } END { print "" }'
+    if ((port >= first && port <= first + 8) || port == d || port == c) printf " %s", $4; found = 1 } END { print found ? "" : " none is open" }'
   tell_firewall
+  if [[ $(setting "$STATE/settings" firewall) == yes ]] && ! has_firewall; then is_whole=0; fi
   ((is_whole)) || exit 1
 }
 
@@ -581,11 +672,17 @@ check_options() {
 }
 
 read_hosts() { # FILE
-  [[ -r $1 ]] || die "--hosts-file: '$1' cannot be read"
+  [[ -r $1 && ! -d $1 ]] || die "--hosts-file: '$1' cannot be read"
   local host
-  while read -r host _; do
-    if [[ -n $host && $host != \#* ]]; then HOSTS+=("$host"); fi
+  while read -r host _ || [[ -n $host ]]; do
+    host=${host%$'\r'}
+    if [[ -n $host && $host != \#* ]]; then add_host "$host"; fi
   done <"$1"
+}
+
+add_host() { # once
+  [[ $1 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "HOST: '$1' is no name of a machine"
+  [[ " ${HOSTS[*]} " == *" $1 "* ]] || HOSTS+=("$1")
 }
 
 parse() {
@@ -600,14 +697,12 @@ parse() {
       --force) FORCE=1 ;;
       --*)
         name=$1
+        [[ " $WITH_VALUE " == *" $name "* ]] || die "$name: no such option (cluster.sh --help)"
         (($# > 1)) || die "$name: what it should be is missing (cluster.sh --help)"
         shift
         take "$name" "$1"
         ;;
-      *)
-        [[ $1 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "HOST: '$1' is no name of a machine"
-        HOSTS+=("$1")
-        ;;
+      *) add_host "$1" ;;
     esac
     shift
   done
@@ -629,9 +724,15 @@ take() { # OPTION VALUE
       ;;
     --temp-dir) TEMP_BASE=$2 ;;
     --hosts-file) read_hosts "$2" ;;
-    --user) SSH_USER=$2 ;;
+    --user)
+      [[ $2 =~ ^[A-Za-z0-9_][A-Za-z0-9._@-]*$ ]] || die "--user: '$2' is no name of a user"
+      SSH_USER=$2
+      ;;
     --ssh) SSH_COMMAND=$2 ;;
-    --venv) VENV=${2%/} ;;
+    --venv)
+      VENV=${2%/}
+      [[ $VENV == /* ]] || VENV=$PWD/$VENV
+      ;;
     --grace) GRACE_S=$2 ;;
     --state) STATE=$2 ;;
     --id) ID=$2 ;;
@@ -639,15 +740,19 @@ take() { # OPTION VALUE
     --temp) TEMP=$2 ;;
     --versions) VERSIONS=$2 ;;
     --alive) ALIVE=$2 ;;
-    *) die "$1: no such option (cluster.sh --help)" ;;
   esac
 }
 
+readonly WITH_VALUE="--address --interface --port --dashboard-port --client-port --worker-ports --num-cpus --redis \
+--redis-password-file --temp-dir --hosts-file --user --ssh --venv --grace --state --id --head --temp --versions --alive"
+
 main() {
   local verb=${1:-}
+  : "${HOME:=$(getent passwd "$EUID" | cut -d: -f6)}" # services may have none
+  export HOME
   PORT=6379 DASHBOARD_PORT=8265 CLIENT_PORT=10001 WORKER_PORTS=20000-20999 NUM_CPUS=0 REDIS=none TEMP_BASE=/tmp
   ADDRESS='' INTERFACE='' VENV='' HEAD='' ID='' TEMP='' VERSIONS='' ALIVE='' TOKEN='' SSH_USER='' ROLE=worker
-  SSH_COMMAND='ssh -o BatchMode=yes -o ConnectTimeout=10' STATE="$HOME/.ray/shoal-cluster" SELF=${BASH_SOURCE[0]:-}
+  SSH_COMMAND='ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5' STATE="$HOME/.ray/shoal-cluster" SELF=${BASH_SOURCE[0]:-}
   FIREWALL=1 JOB_DRIVERS=0 REMOVE_TOKEN=0 FORCE=0 HOSTS=() RAY_OPTIONS=() FAILED=()
   (($#)) || die "VERB: is missing; it should be start-head, join, leave, status, stop or cleanup (cluster.sh --help)"
   if [[ $verb == -h || $verb == --help ]]; then usage && exit 0; fi
@@ -657,8 +762,8 @@ main() {
   [[ ${#HOSTS[@]} == 0 || $verb == join || $verb == leave || $verb == _* ]] ||
     die "$verb: takes no HOST, and was given '${HOSTS[*]}'"
   local tool
-  for tool in ip ss awk sed; do
-    command -v "$tool" >/dev/null || fail "$HOSTNAME has no $tool; install it (ip and ss are in iproute2)"
+  for tool in ip ss awk sed flock timeout; do
+    command -v "$tool" >/dev/null || fail "$HOSTNAME has no $tool; install it (ip and ss are in iproute2, flock in util-linux)"
   done
   case $verb in
     start-head) export SHOAL_REDIS_PASSWORD="${SHOAL_REDIS_PASSWORD:-}" && start_head ;;
@@ -670,7 +775,7 @@ main() {
     _*) check_identity ;;&
     _join) remote_join ;;
     _stop) stop_ours && close_firewall && printf 'ok - stopped\n' ;;
-    _leave) remove_node "$REMOVE_TOKEN" && printf 'ok - stopped, and removed what join made\n' ;;
+    _leave) remove_node "$REMOVE_TOKEN" ;;
     *) die "VERB: '$verb' should be start-head, join, leave, status, stop or cleanup (cluster.sh --help)" ;;
   esac
 }

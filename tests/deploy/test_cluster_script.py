@@ -66,6 +66,9 @@ def say(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         (["join", "-x"], "HOST: '-x' is no name of a machine"),
         (["join", "a;b"], "HOST: 'a;b' is no name of a machine"),
         (["join", "--hosts-file", "/none"], "--hosts-file: '/none' cannot be read"),
+        (["join", "--hosts-file", "/tmp"], "--hosts-file: '/tmp' cannot be read"),
+        (["join", "--user", "-oProxyCommand=x"], "--user: '-oProxyCommand=x' is no name of a user"),
+        (["start-head", "--bogus"], "--bogus: no such option"),
         (["join", "host"], "cluster.sh start-head"),
         (["leave", "host"], "there is no cluster in"),
         (["status"], "there is no cluster in"),
@@ -78,6 +81,21 @@ def test_wrong_input_is_one_line_that_names_it_and_leaves_nothing(tmp_path: Path
     assert found.stderr.startswith("error: ") and found.stderr.count("\n") == 1
     assert told in found.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=touch${IFS}x", "../../etc/x", "a;b"])
+def test_names_in_a_file_are_checked_as_others(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"good\r\n{name}\r\n")
+    found = say(tmp_path, "join", "--hosts-file", str(file))
+    assert found.returncode == 2 and found.stderr == f"error: HOST: '{name}' is no name of a machine\n"
+
+
+def test_services_may_have_no_home(tmp_path: Path) -> None:
+    environment = {"PATH": f"{BINARIES}:{os.environ['PATH']}"}
+    words = [str(SCRIPT), "status", "--state", str(tmp_path / "none")]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 2 and "there is no cluster in" in found.stderr
 
 
 def test_a_state_that_is_damaged_stops_nobody(tmp_path: Path) -> None:

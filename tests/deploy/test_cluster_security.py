@@ -128,7 +128,7 @@ def test_without_the_rules_it_would_answer(cluster: Cluster) -> None:
     cluster.head.run("nft", "flush", "ruleset")
     try:
         assert cluster.reaches(cluster.head.other_address, PORTS["gcs"])
-        assert "NONE" in cluster.head.cluster("status")
+        assert "NONE" in cluster.head.cluster("status", status=1)
     finally:
         cluster.head.run("nft", "-f", "-", input=rules)
     assert not cluster.reaches(cluster.head.other_address, PORTS["gcs"])
@@ -248,3 +248,19 @@ def test_who_may_add_no_rules_is_told_so_and_nothing_starts(cluster: Cluster, tm
     assert "would be open on eth1 (10.97." in refused.stderr and "--no-firewall" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert 7379 not in cluster.head.listening()
+    # Another address of the same interface is another way in too.
+    head = cluster.head
+    assert head.run("ip", "link", "set", "eth1", "down").returncode == 0
+    try:
+        for family, address in (("-4", "172.30.0.1/24"), ("-6", "fd00::1/64")):
+            assert (
+                head.run(
+                    "ip", family, "addr", "add", address, "dev", "eth0", "nodad" if family == "-6" else "noprefixroute"
+                ).returncode
+                == 0
+            )
+            refused = head.run(*without, str(SCRIPT), *words)
+            assert refused.returncode == 1 and f"eth0 ({address.partition('/')[0]})" in refused.stderr
+            head.run("ip", family, "addr", "del", address, "dev", "eth0")
+    finally:
+        head.run("ip", "link", "set", "eth1", "up")

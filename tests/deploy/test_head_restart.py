@@ -154,5 +154,8 @@ def test_cleanup_forgets_the_cluster_in_redis_too(cluster: Cluster) -> None:
     if redis.run("which", "redis-cli").returncode:
         pytest.skip("there is no redis-cli")
     assert "RAY" in redis.run(*words, environment=password).stdout
+    said = cluster.head.cluster("cleanup", status=1)  # without the password
+    assert "SHOAL_REDIS_PASSWORD is not set" in said and "Redis: not cleaned up" in said
+    assert "RAY" in redis.run(*words, environment=password).stdout
     cluster.head.cluster("cleanup", *cluster.start[5:7])
     assert redis.run(*words, environment=password).stdout.strip() == ""
