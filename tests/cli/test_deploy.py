@@ -1,17 +1,21 @@
 """`shoal deploy`: files to start clusters from."""
 
 import shlex
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from shoal.cli.main import run
+from shoal.core.version import VERSION
 from shoal.deploy.docker import files
 from shoal.deploy.programs import find
 
 Capture = pytest.CaptureFixture[str]
+IMAGE = ["--image", "ami-0123456789abcdef0"]
 NAMED = ["--set", "storage.runs.storageClass=nfs"]
 
 
@@ -53,6 +57,30 @@ def test_values_for_helm_install_hold_the_preset_and_the_recipe(here: Path, caps
     assert 'value: "1e5"' in result.stdout and 'value: "two words"' in result.stdout
 
 
+def test_ctrl_c_while_libraries_are_imported(here: Path) -> None:
+    """Some of them lose it, or call it an error of their own."""
+    for library in ("_multiarray_umath", "libtorch_cpu", "libc10"):
+        words = [
+            sys.executable,
+            "-m",
+            "shoal.cli.main",
+            "deploy",
+            "kubernetes",
+            "digits",
+            "--preset",
+            "small",
+            "-o",
+            "x",
+        ]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+            while library not in Path(f"/proc/{process.pid}/maps").read_text():
+                assert process.poll() is None, library
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, "interrupted before anything was written\n")
+    assert not (here / "x").exists()
+
+
 def test_to_a_file(here: Path, capsys: Capture) -> None:
     assert run(["deploy", "kubernetes", "--preset", "small", "-o", "cluster.yaml"]) == 0
     assert "next: kubectl apply -f cluster.yaml" in capsys.readouterr().err
@@ -72,13 +100,43 @@ def test_docker(here: Path, capsys: Capture) -> None:
 
 
 def test_aws(here: Path, capsys: Capture) -> None:
-    words = ["deploy", "aws", "gpt2", "--workers", "1:16", "--gpu", "--spot", "--efs", "fs-0123456789abcdef0"]
+    words = ["deploy", "aws", "gpt2", "--workers", "1:16", "--gpu", "--spot", "--efs", "fs-0123456789abcdef0", *IMAGE]
     assert run([*words, "-o", "cluster.yaml"]) == 0
-    assert "ray up cluster.yaml" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "ray up cluster.yaml" in told and "warning" not in told
     found = yaml.safe_load((here / "cluster.yaml").read_text())
     assert found["max_workers"] == 2 and "spot" in str(found["available_node_types"]["ray.worker.default"])
     assert run(["deploy", "aws", "gpt2", "--workers", "16", "--gpu"]) == 2
     assert "--efs: is missing" in capsys.readouterr().err
+
+
+def test_aws_without_shared_storage_is_warned_of(here: Path, capsys: Capture) -> None:
+    assert run(["deploy", "aws", "digits", *IMAGE]) == 0
+    out, err = capsys.readouterr()
+    assert yaml.safe_load(out)["max_workers"] == 1
+    assert err.startswith("warning: --efs: is not given, so there is no /shared") and err.count("\n") == 1
+    assert "to keep it, give --efs, or checkpoint.upload_to=s3://BUCKET/FOLDER" in err
+    assert run(["deploy", "aws", "digits", *IMAGE, "checkpoint.upload_to=s3://bucket/runs"]) == 0
+    err = capsys.readouterr().err
+    assert "there is no /shared" in err and "upload_to" not in err
+
+
+def test_a_compose_file_of_the_user_stays(here: Path, capsys: Capture) -> None:
+    (here / "foreign").mkdir()
+    (here / "foreign" / "compose.yaml").write_text("mine\n")
+    assert run(["deploy", "docker", "-o", "foreign"]) == 2
+    assert "--output: foreign holds a compose.yaml that is not Shoal's; give a new folder" in capsys.readouterr().err
+    assert [file.read_text() for file in (here / "foreign").iterdir()] == ["mine\n"]
+    for empty in ("", " "):
+        assert run(["deploy", "docker", "-o", empty]) == 2
+        assert capsys.readouterr().err == "error: --output: is empty; give the name of a folder\n"
+
+
+def test_docker_says_what_comes_next_from_anywhere(here: Path, capsys: Capture) -> None:
+    assert run(["deploy", "docker", "-o", "my cluster"]) == 0
+    build, _, then = capsys.readouterr().err.partition("\nthen: ")
+    assert build.endswith(f"docker build -f deploy/docker/Dockerfile -t localhost/shoal:{VERSION} .")
+    assert shlex.split(then.partition(", ")[0]) == ["cd", str((here / "my cluster").resolve())]
 
 
 @pytest.mark.parametrize(

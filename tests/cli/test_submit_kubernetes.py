@@ -478,6 +478,9 @@ def test_pods_larger_than_those_that_are_installed_are_told(here: Path, capsys: 
         (["digits", "--preset", "small", "--run-dir", "/shared"], "--run-dir: '/shared' is not on the storage for"),
         (["digits", "--preset", "small", "--run-dir", "/shared/../etc"], "is not on the storage for runs"),
         (["digits", "--preset", "small", "--ttl", "99999999999"], "'--ttl': 99999999999 is not in the range"),
+        (["digits", "--preset", "small", "--secret", "Bad Name"], "--secret: 'Bad Name' is no name of a Secret"),
+        (["digits", "--preset", "small", "--secret", ""], "--secret: '' is no name of a Secret"),
+        (["--stop", "first", "--dry-run"], "--dry-run: prints what would be made, and --stop makes nothing"),
         (["digits", "--preset", "small", "--retries", "-1"], "'--retries': -1 is not in the range"),
         (["digits", "--preset", "small", "--working-dir", "none"], "--working-dir: none is no folder"),
         (["digits", "--resume", "x"], "--resume: is not for --kubernetes"),
@@ -499,6 +502,18 @@ def test_wrong_input_is_told_before_anything_is_sent(
 def test_options_of_kubernetes_want_kubernetes(here: Path, capsys: Capture) -> None:
     assert run(["submit", "digits", "--queue", "a", "--address", "http://127.0.0.1:1"]) == 2
     assert "--queue: is for --kubernetes" in capsys.readouterr().err
+
+
+def test_code_and_data_that_pods_do_not_have_are_told(here: Path, capsys: Capture) -> None:
+    (here / "far_task.py").write_text(TASK.replace("Slow", "Far"))
+    (here / "far.yaml").write_text(yaml.safe_dump(OWN_DATA))
+    words = ["--preset", "small", "--dry-run"]
+    assert submit("far.yaml", *words) == 0
+    assert "warning: task.name: far_task is here but not sent; send its folder with" in capsys.readouterr().err
+    assert submit("far.yaml", *words, "--working-dir", ".") == 0
+    assert "is here but not sent" not in capsys.readouterr().err
+    assert submit("gpt2", *words) == 0
+    assert "data.dir: ~/data/openwebtext is on no volume of the pods" in capsys.readouterr().err
 
 
 def test_too_much_code(here: Path, capsys: Capture) -> None:

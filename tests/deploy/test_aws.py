@@ -1,22 +1,29 @@
 """`ray up` files: what a recipe needs is in them, and nothing is open."""
 
 import json
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from shoal.core import remote
 from shoal.core.errors import UserError
-from shoal.deploy.aws import HEAD, INSTANCES, WORKERS, AwsOptions, cluster_file, shipped_files, write_files
+from shoal.deploy.aws import HEAD, WORKERS, cluster_file, shipped_files, write_files
+from shoal.deploy.aws_machines import INSTANCES, AwsOptions
+from shoal.deploy.extras import extras
 from shoal.deploy.files import shipped
+from shoal.observe.track.section import SINKS
 from shoal.recipe.load import load_recipe
 
-EFS = "fs-0123456789abcdef0"
+EFS, IMAGE = "fs-0123456789abcdef0", "ami-0123456789abcdef0"
+PROFILE = "arn:aws:iam::123456789012:instance-profile/head"
 
 
 def made(options: AwsOptions | None = None, **cluster: Any) -> dict[str, Any]:
     overrides = {f"cluster.{name}": value for name, value in cluster.items()} | {"train.global_batch": 9600}
-    return cluster_file(load_recipe(["digits"], overrides).recipe, options or AwsOptions(efs=EFS))
+    return cluster_file(load_recipe(["digits"], overrides).recipe, options or AwsOptions(efs=EFS, image=IMAGE))
 
 
 def of_workers(contents: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +111,8 @@ def test_what_is_said_goes_before_what_is_chosen() -> None:
         min_machines=1,
         max_machines=3,
         security_group="sg-0123456789abcdef0",
-        head_profile="arn:aws:iam::123456789012:instance-profile/head",
-        image="ami-0123456789abcdef0",
+        head_profile=PROFILE,
+        image=IMAGE,
     )
     contents = made(options, workers=2, gpus_per_worker=1)
     workers, head = of_workers(contents), contents["available_node_types"][HEAD]
@@ -116,7 +123,7 @@ def test_what_is_said_goes_before_what_is_chosen() -> None:
     assert head["node_config"]["IamInstanceProfile"]["Arn"].endswith("/head")
     for node_type in (workers, head):
         assert node_type["node_config"]["SecurityGroupIds"] == ["sg-0123456789abcdef0"]
-        assert node_type["node_config"]["ImageId"] == "ami-0123456789abcdef0"
+        assert node_type["node_config"]["ImageId"] == IMAGE
     assert any(EFS in command for command in contents["setup_commands"])
     assert json.dumps(contents)
 
@@ -125,15 +132,23 @@ def test_what_is_said_goes_before_what_is_chosen() -> None:
     ("options", "told"),
     [
         (AwsOptions(), "--efs: is missing; 2 machines"),
-        (AwsOptions(efs="efs"), "--efs: 'efs'"),
-        (AwsOptions(efs=EFS, region="Frankfurt"), "--region: 'Frankfurt'"),
-        (AwsOptions(efs=EFS, name="my cluster"), "--name: 'my cluster'"),
-        (AwsOptions(efs=EFS, ssh_user="ubuntu; id"), "--ssh-user: 'ubuntu; id'"),
+        (AwsOptions(efs="efs"), "--efs: 'efs' should be as in fs-0123456789abcdef0"),
+        (AwsOptions(efs=EFS, region="Frankfurt"), "--region: 'Frankfurt' should be as in us-west-2"),
+        (AwsOptions(efs=EFS, name="my cluster"), "--name: 'my cluster' should be as in my-cluster-2: letters, digits"),
+        (AwsOptions(efs=EFS, ssh_user="ubuntu; id"), "--ssh-user: 'ubuntu; id' should be as in ubuntu"),
+        (AwsOptions(efs=EFS, image="ubuntu"), "--image: 'ubuntu' should be as in ami-0123456789abcdef0"),
+        (AwsOptions(efs=EFS, security_group="sg"), "--security-group: 'sg' should be as in sg-0123456789abcdef0"),
+        (AwsOptions(efs=EFS, head_profile="me"), "should be as in arn:aws:iam::123456789012:instance-profile/NAME"),
         (AwsOptions(efs=EFS, instance_type="g6.2xlage"), "--instance-type: 'g6.2xlage' is not in Shoal's table"),
         (AwsOptions(efs=EFS, instance_type="m7i.large"), "has 2 CPU and 0 GPU, and a worker needs 1 CPU and 1 GPU"),
         (AwsOptions(efs=EFS, machine_gpus=1), "--instance-type: is missing"),
         (AwsOptions(efs=EFS, min_machines=3), "--min-machines: 3 is more than the 2"),
         (AwsOptions(efs=EFS, max_machines=0), "--max-machines: 0 should be 1 or more"),
+        (
+            AwsOptions(efs=EFS, image=IMAGE, instance_type="p4d.24xlarge", max_machines=1),
+            "--max-machines: 1 p4d.24xlarge holds 8 of the 16 workers; give 2, or --workers 8:16",
+        ),
+        (AwsOptions(image=IMAGE, instance_type="p4d.24xlarge"), "with --max-machines 1 --workers 8:16"),
         (AwsOptions(efs=EFS, disk_gib=8), "--disk-gib: 8 should be 50 or more"),
     ],
 )
@@ -144,5 +159,74 @@ def test_what_cannot_work_is_refused_by_its_option(options: AwsOptions, told: st
 
 
 def test_one_machine_needs_no_shared_storage() -> None:
-    contents = made(AwsOptions(max_machines=1), workers=2)
+    contents = made(AwsOptions(max_machines=1, image=IMAGE), workers=2)
     assert not any("/shared" in command for command in contents["setup_commands"])
+
+
+def test_fewer_machines_will_do_where_fewer_workers_will() -> None:
+    options = AwsOptions(efs=EFS, image=IMAGE, instance_type="p4d.24xlarge", max_machines=1)
+    assert of_workers(made(options, workers=16, min_workers=8, gpus_per_worker=1))["max_workers"] == 1
+    with pytest.raises(UserError, match=r"1 p4d\.24xlarge holds 8 of the 9 workers; give 2, or --workers 8:16"):
+        made(options, workers=16, min_workers=9, gpus_per_worker=1)
+
+
+@pytest.mark.parametrize(("gpus", "parameter"), [(0, "canonical/ubuntu/server/24.04"), (1, "deeplearning/ami/x86_64")])
+def test_an_image_is_named_unless_the_head_may_look_it_up(gpus: int, parameter: str) -> None:
+    cluster = {"workers": 1, "gpus_per_worker": gpus}
+    with pytest.raises(UserError) as refused:
+        made(AwsOptions(efs=EFS, region="eu-west-1"), **cluster)
+    told = str(refused.value)
+    assert told.startswith("--image: is missing") and "--head-profile, whose role may do ssm:GetParameters" in told
+    assert "aws ssm get-parameters --region eu-west-1" in told and f"--names /aws/service/{parameter}" in told
+    with pytest.raises(UserError, match="--image: resolve:ssm:/mine is a name; the head may not look it up"):
+        made(AwsOptions(efs=EFS, image="resolve:ssm:/mine"), **cluster)
+    looked_up = of_workers(made(AwsOptions(efs=EFS, head_profile=PROFILE), **cluster))["node_config"]["ImageId"]
+    assert looked_up.startswith(f"resolve:ssm:/aws/service/{parameter}")
+
+
+def test_shipped_files_say_what_to_replace() -> None:
+    for text in shipped_files().values():
+        comment = text.partition("cluster_name:")[0]
+        assert "fs-00000000000000000" in comment and "ami-00000000000000000" in comment
+        assert "resolve:ssm" not in text and text.count("ImageId: ami-00000000000000000") == 2
+        kind = "deeplearning" if "GPU: 8" in text or "GPU: 1" in text else "canonical"
+        assert "aws ssm get-parameters --region us-west-2" in comment and f"--names /aws/service/{kind}/" in comment
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ({}, []),
+        (
+            {"track.mlflow": True, "track.tensorboard": True, "track.wandb": True, "track.otlp": True},
+            ["mlflow", "otlp", "tensorboard", "wandb"],
+        ),
+        ({"checkpoint.upload_to": "s3://bucket/runs"}, ["s3"]),
+        ({"checkpoint.upload_to": "gs://bucket/runs"}, ["gcs"]),
+        ({"checkpoint.upload_to": "az://bucket/runs"}, ["azure"]),
+        ({"checkpoint.upload_to": "file:///shared/runs"}, []),
+        ({"parallel.strategy": "deepspeed", "cluster.workers": 2}, ["deepspeed"]),
+        ({"model": {"name": "torchvision:resnet18"}}, ["torchvision"]),
+        ({"model": {"name": "transformers:ViTForImageClassification"}}, ["transformers"]),
+        ({"model": {"name": "mine:Model"}}, []),
+        ({"data": {"name": "image_folder", "dir": "s3://bucket/images"}}, ["images", "parquet", "s3"]),
+        ({"data": {"name": "mine:rows", "loader": "ray"}}, ["ray"]),
+    ],
+)
+def test_extras_are_those_that_the_recipe_needs(overrides: dict[str, Any], needed: list[str]) -> None:
+    assert extras(load_recipe(["digits"], overrides).recipe) == needed
+
+
+@pytest.mark.parametrize(("tokenizer", "needed"), [("chars", []), ("bytes", []), ("bpe.json", ["text"])])
+def test_a_tokenizer_of_a_file_needs_its_library(tokenizer: str, needed: list[str]) -> None:
+    assert extras(load_recipe(["shakespeare"], {"data.tokenizer": tokenizer}).recipe) == needed
+
+
+def test_extras_are_installed_and_exist() -> None:
+    contents = cluster_file(load_recipe(["imagenet"]).recipe, AwsOptions(image=IMAGE))
+    (install,) = (command for command in contents["setup_commands"] if "torch &&" in command)
+    assert install.endswith(" ~/shoal'[images,parquet]'")
+    assert made(workers=2)["setup_commands"][3].endswith(" ~/shoal")
+    optional = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {"images", "parquet", "text", *SINKS, *remote.EXTRAS.values()} <= set(optional["optional-dependencies"])
+    assert "constraints.txt boto3" in contents["head_setup_commands"][0], "or botocore is newer than s3fs bears"

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from shoal.core.version import VERSION
-from shoal.deploy.docker import files
+from shoal.deploy.docker import files, is_ours
 from shoal.deploy.files import shipped
 from shoal.observe.prometheus.scrape import scrape_config
 
@@ -102,9 +102,16 @@ def test_an_extra_that_is_installed_exists() -> None:
     requirements = runpy.run_path(str(DOCKER / "requirements.py"))["requirements"]
     told = requirements(project, extras)
     assert told[: len(project["dependencies"])] == project["dependencies"]
-    assert {"mlflow", "optuna", "s3fs"} <= {re.split(r"[<>=\[]", line)[0] for line in told}
+    assert "images" in extras and {"mlflow", "optuna", "s3fs", "pillow"} <= {
+        re.split(r"[<>=\[]", line)[0] for line in told
+    }
     with pytest.raises(SystemExit, match=r"EXTRAS: there is no s4; there are azure, deepspeed, .*, s3,"):
         requirements(project, ["s3", "s4"])
+
+
+def test_the_default_extras_are_documented() -> None:
+    extras = re.search(r'^ARG EXTRAS="(.*)"$', DOCKERFILE, re.MULTILINE)[1]  # type: ignore[index]
+    assert f"| `EXTRAS` | `{extras}` |" in (ROOT / "docs" / "docker.md").read_text()
 
 
 def test_only_what_is_copied_reaches_the_build() -> None:
@@ -183,6 +190,24 @@ def test_yamllint_finds_nothing() -> None:
 
 def test_prometheus_takes_its_configuration_and_alerts(folder: Path) -> None:
     passes(tool("promtool"), "check", "config", folder / "prometheus.yml")
+
+
+def test_a_folder_is_known_by_the_first_line(folder: Path) -> None:
+    compose = folder / "compose.yaml"
+    assert is_ours(compose)
+    compose.write_text(COMPOSE_TEXT.replace("localhost/shoal:0.1.0", "localhost/shoal:0.0.9"))
+    assert is_ours(compose)
+    for other in ("mine", "", "\n" + COMPOSE_TEXT):
+        compose.write_text(other)
+        assert not is_ours(compose)
+
+
+def test_the_top_builds_the_image_that_is_started() -> None:
+    top = COMPOSE_TEXT.partition("\n\n")[0]
+    build = f"docker build -f deploy/docker/Dockerfile -t {SERVICES['head']['image']} ."
+    assert build in top and build in DOCKERFILE
+    assert top.index(build) < top.index("secrets/$name") < top.index("docker compose up")
+    assert "cd " not in top and "deploy docker -o" not in top, "it is read inside of the folder"
 
 
 def test_docker_compose_takes_the_file(folder: Path) -> None:

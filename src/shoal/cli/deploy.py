@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.kubernetes_options import check_settings, files_of, kubernetes_options, workers_of
+from shoal.cli.kubernetes_options import check_settings, files_of, kubernetes_options, load_planning, workers_of
 from shoal.cli.words import GPU, WORDS, WORKERS, recipes_and_overrides
 from shoal.core.errors import UserError
 
@@ -57,6 +57,7 @@ def kubernetes(
     values = {}
     if words or workers or gpu:
         recipe = load_recipe(*recipes_and_overrides(words, workers, gpu)).recipe
+        load_planning()
         there = installed(release, namespace, files, settings).groups
         values = {"workers": workers_of(recipe, Machines(gpus_per_machine, cpus), gpu_memory, there)}
     elif cpus is not None or gpu_memory is not None or gpus_per_machine is not None:
@@ -70,6 +71,8 @@ def kubernetes(
     else:
         text = render(release, namespace, {"namespace": {"create": True}, **values}, files, settings)
     write(text, output)
+    if values_only and settings and output is None:
+        click.echo("note: what --set says is not among these values; say it to helm install too", err=True)
     if output is not None:
         apply = f"kubectl apply -f {shlex.quote(output)}"
         follow = install_command(release, namespace, output, settings) if values_only else apply
@@ -85,15 +88,18 @@ def docker(output: str) -> int:
     \b
     shoal deploy docker -o my-cluster && cd my-cluster && head compose.yaml
     """
+    from shoal.core.version import VERSION
     from shoal.deploy.docker import files
 
-    folder = _folder(output, own="compose.yaml")
+    folder = _folder(output)
     with _in_words(output):
         for name, text in files().items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
-    click.echo(f"written to {output}; next: the four lines at the top of {output}/compose.yaml", err=True)
+    build = f"docker build -f deploy/docker/Dockerfile -t localhost/shoal:{VERSION} ."
+    click.echo(f"written to {output}; next, unless you have the image, from the top of a checkout: {build}", err=True)
+    click.echo(f"then: cd {shlex.quote(str(folder.resolve()))}, and the lines at the top of compose.yaml", err=True)
     return 0
 
 
@@ -110,7 +116,7 @@ def docker(output: str) -> int:
 @click.option("--max-machines", type=click.IntRange(min=1), metavar="N", help="Otherwise as many as all workers need.")
 @click.option("--spot", is_flag=True, help="Spot machines for the workers; the head is never one.")
 @click.option("--efs", metavar="ID", help="The EFS file system that all machines mount at /shared.")
-@click.option("--image", metavar="AMI", help="Otherwise Ubuntu 24.04, with NVIDIA's driver where there are GPUs.")
+@click.option("--image", metavar="AMI", help="Ubuntu's, for GPUs with a driver; needed unless there is --head-profile.")
 @click.option("--security-group", metavar="ID", help="One of yours; otherwise Ray makes one.")
 @click.option("--head-profile", metavar="ARN", help="The head's instance profile; otherwise Ray makes one.")
 @click.option("-o", "--output", metavar="FILE", help="Where to write it; otherwise to stdout.")
@@ -120,28 +126,42 @@ def aws(
     """A `ray up` file for machines of AWS, as many and as large as a RECIPE's workers want.
 
     \b
-    shoal deploy aws gpt2 --workers 1:16 --gpu --spot --efs fs-0123456789abcdef0 -o cluster.yaml && ray up cluster.yaml
+    shoal deploy aws gpt2 --workers 1:16 --gpu --spot --efs fs-0123456789abcdef0 --image ami-0123456789abcdef0 \\
+      -o cluster.yaml && ray up cluster.yaml
     """
-    from shoal.deploy.aws import AwsOptions, cluster_file, to_text
+    from shoal.deploy.aws import cluster_file, to_text
+    from shoal.deploy.aws_machines import AwsOptions
     from shoal.recipe.load import load_recipe
 
     recipes, overrides = recipes_and_overrides(words, workers, gpu)
     recipe = load_recipe(recipes, overrides).recipe
     contents = cluster_file(recipe, AwsOptions(**options))  # type: ignore[arg-type] # the fields are named as the options
     write(to_text(contents, f"For {recipe.name}; docs/machines.md tells what is in it."), output)
+    if options["efs"] is None:
+        lost = "no /shared: take --run-dir /home/ubuntu/runs/first, which goes with the machine that trains"
+        remedy = "; to keep it, give --efs, or checkpoint.upload_to=s3://BUCKET/FOLDER"
+        kept = "" if recipe.checkpoint.upload_to else remedy
+        click.echo(f"warning: --efs: is not given, so there is {lost}{kept}", err=True)
     if output is not None:
-        click.echo(f"written to {output}; next, from the top of a checkout: ray up {output}", err=True)
+        click.echo(f"written to {output}; next, from the top of a checkout: ray up {shlex.quote(output)}", err=True)
     return 0
 
 
-def _folder(output: str, own: str) -> Path:
-    """A folder that is new, or holds nothing, or what was written there before, by which `own` is known."""
+def _folder(output: str) -> Path:
+    """A folder that is new, or holds nothing, or what `shoal deploy docker` wrote there before."""
+    from shoal.deploy.docker import is_ours
+
+    if not output.strip():
+        raise UserError("--output: is empty; give the name of a folder")
     folder = Path(output).expanduser()
+    compose = folder / "compose.yaml"
     if folder.is_file():
         raise UserError(f"--output: {output} is a file; give the name of a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / own).is_file():
-        raise UserError(f"--output: {output} holds other things; give a new folder")
     with _in_words(output):
+        if compose.exists() and not is_ours(compose):
+            raise UserError(f"--output: {output} holds a compose.yaml that is not Shoal's; give a new folder")
+        if folder.is_dir() and any(folder.iterdir()) and not compose.exists():
+            raise UserError(f"--output: {output} holds other things; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -1,8 +1,13 @@
 """What `shoal deploy kubernetes` and `shoal submit --kubernetes` both ask about a cluster."""
 
+import importlib
+import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,6 +76,25 @@ def _check_values(path: Path) -> None:
         raise UserError(f"--values: {path} should hold values by their names, as in workers: {{cpu: {{cpu: 4}}}}")
 
 
+def load_planning() -> None:
+    """What weighs a recipe brings libraries that take seconds to import, and lose a Ctrl-C or call it an error of
+    theirs: until they are there one ends the command, which has made nothing yet."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"interrupted before anything was written\n")
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    is_caught = threading.current_thread() is threading.main_thread() and before is not signal.SIG_IGN
+    if is_caught:
+        signal.signal(signal.SIGINT, end)
+    try:
+        importlib.import_module("shoal.deploy.kubernetes.need")
+    finally:
+        if is_caught:
+            signal.signal(signal.SIGINT, before)
+
+
 def workers_of(
     recipe: "Recipe", machines: "Machines", gpu_memory: str | None, there: "Mapping[str, Group]"
 ) -> dict[str, Any]:
@@ -83,7 +107,8 @@ def workers_of(
     try:
         need, warnings = need_of(recipe, gpu_memory_of(gpu_memory))
     except UnseenDataError as error:
-        what = f"how much memory workers need is not known without the data, which cannot be looked at here ({error})"
+        why = re.split(r" \(also looked|\. ", str(error))[0]  # what to do here is not what to do there
+        what = f"how much memory workers need is not known, because the data cannot be looked at here ({why})"
         if name not in there:
             on_gpu = bool(recipe.cluster.gpus_per_worker)
             raise UserError(

@@ -171,14 +171,14 @@ def _checked(asked: Asked) -> tuple["Job", Path | None]:
     if code is not None and not code.is_dir():
         raise UserError(f"--working-dir: {code} is no folder")
     if code is None:
-        _warn_of_own_code(prepared.loaded.tree())
+        warn_of_own_code(prepared.loaded.tree())
     # A folder of a new name names the job too; one that was given may have been given before.
     is_new = asked.run_dir is None and asked.resume is None
     job_id = (prepared.run_dir if is_new else new_run_dir(prepared.loaded.recipe.name)).name
     return make_job(prepared, overrides, job_id, asked.cluster_s), code
 
 
-def _warn_of_own_code(recipe: dict[str, Any]) -> None:
+def warn_of_own_code(recipe: dict[str, Any]) -> None:
     """Code beside the recipe is not on the cluster."""
     for section in ("task", "model", "data"):
         module, is_own, _ = str((recipe.get(section) or {}).get("name", "")).partition(":")

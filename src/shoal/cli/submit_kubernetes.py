@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.cli.job_log import LogView
-from shoal.cli.kubernetes_options import check_settings, files_of, workers_of
+from shoal.cli.kubernetes_options import check_settings, files_of, load_planning, workers_of
 from shoal.cli.words import recipes_and_overrides
 from shoal.core.errors import RunError, UserError
 from shoal.core.storage import to_json_line
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PLAIN_PATH = re.compile(r"[\w./@+=,: -]+", re.ASCII)
 """What no shell on the way to the run reads anything into, and what it quotes for the next one."""
-_JOB = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _WAIT_S = 600.0
 """How long the run waits for workers whose pods have started and have not joined yet."""
 
@@ -59,8 +59,13 @@ def submit(
 
     check_settings(namespace, release, settings)
     for option, name in (("--stop", asked.stop), ("--follow", asked.follow)):
-        if name is not None and not _JOB.fullmatch(name):
+        if name is not None and not _NAME.fullmatch(name):
             raise UserError(f"{option}: {name!r} is no name of a job; kubectl get rayjobs --namespace {namespace}")
+        if name is not None and dry_run:
+            raise UserError(f"--dry-run: prints what would be made, and {option} makes nothing; leave it out")
+    for secret in secrets:
+        if not _NAME.fullmatch(secret):
+            raise UserError(f"--secret: {secret!r} is no name of a Secret; kubectl get secrets --namespace {namespace}")
     cluster = Cluster(namespace, context)
     if asked.stop is not None:
         return _stop(cluster, asked.stop, as_json, how)
@@ -70,6 +75,7 @@ def submit(
         raise UserError("--resume: is not for --kubernetes; submit the recipe with the run's folder as --run-dir again")
     with contextlib.ExitStack() as stack:
         files = files_of(preset, values_files)
+        load_planning()
         if preset is None:
             files.insert(0, stack.enter_context(_of_release(cluster, release)))
         options = JobOptions(
@@ -121,8 +127,9 @@ def _made(
     machines: "Machines",
 ) -> "KubernetesJob":
     """The job, checked here: nothing is sent before it is."""
+    from shoal.cli.submit import warn_of_own_code
     from shoal.deploy.kubernetes.chart import installed
-    from shoal.deploy.kubernetes.job import code_values, job_name, make_job, not_scaled
+    from shoal.deploy.kubernetes.job import code_values, data_elsewhere, job_name, make_job, not_scaled
     from shoal.deploy.kubernetes.values import over_quota
     from shoal.launch.environment import referenced_environment
     from shoal.launch.run import new_run_dir
@@ -137,6 +144,8 @@ def _made(
     code, left_out = code_values(asked.working_dir)
     for what in left_out:
         _say(f"warning: --working-dir: {what} is not sent; keep data on the volume of datasets")
+    if asked.working_dir is None:
+        warn_of_own_code(loaded.tree())
     if not options.secrets and (names := sorted(referenced_environment(loaded))):
         _say(f"warning: the recipe refers to {', '.join(names)}; give the Secret that has it as --secret NAME")
     there = installed(options.release, options.namespace, files, options.settings)
@@ -154,7 +163,8 @@ def _made(
         raise UserError(f"--run-dir: {run_dir!r} is not on the storage for runs; give {there.runs_at}/runs/NAME")
     workers = workers_of(loaded.recipe, machines, gpu_memory, there.groups)
     job = make_job(job_name(unique), loaded.to_yaml(), run_dir, workers, code, options)
-    for warning in (*over_quota(workers, there.groups), *not_scaled(job.ray_job)):
+    data = data_elsewhere(loaded.recipe, there.volumes)
+    for warning in (*data, *over_quota(workers, there.groups), *not_scaled(job.ray_job)):
         _say(f"warning: {warning}")
     return job
 

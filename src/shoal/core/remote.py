@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from shoal.core.errors import UserError
 
 T = TypeVar("T")
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+"""Which of Shoal's extras an object store needs, by how its addresses begin."""
 _PROBE = ".writable"
 _MOST_WORDS = 120
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 8.0
@@ -175,13 +176,13 @@ def _open(url: str, access: Access) -> tuple[Any, str]:
     import fsspec
 
     scheme = url.partition("://")[0]
-    if scheme not in (*_EXTRAS, "file"):
+    if scheme not in (*EXTRAS, "file"):
         known = ", ".join(f"{name}://" for name in ("s3", "gs", "az", "file"))
         raise UserError(f"{access.field}: {scheme}:// is not a kind of storage; use {known}")
     try:
         fs, root = fsspec.core.url_to_fs(url, **_options(scheme, access))
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
+        extra = EXTRAS.get(scheme)
         remedy = f"install it with pip install 'shoal[{extra}]'"
         raise UserError(f"{access.field}: {scheme}:// needs a package that is not there; {remedy}") from error
     except Exception as error:
@@ -193,7 +194,7 @@ def _open(url: str, access: Access) -> tuple[Any, str]:
 
 def _options(scheme: str, access: Access) -> dict[str, Any]:
     """Credentials and endpoints are found where the store's own tools look for them: environment, files, machine."""
-    if _EXTRAS.get(scheme) != "s3":
+    if EXTRAS.get(scheme) != "s3":
         return {}
     timeout_s = access.timeout_s
     options: dict[str, Any] = {

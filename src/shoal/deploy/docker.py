@@ -1,6 +1,7 @@
 """What `shoal deploy docker` writes: a folder in which `docker compose up` starts a cluster on one machine."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from shoal.deploy.files import shipped
 from shoal.observe.prometheus.shipped_files import shipped_files
@@ -17,3 +18,9 @@ def files() -> Mapping[str, str]:
     sources |= {name: path for name, path in shipped_files().items() if name in _OF_METRICS}
     contents = {name: path.read_text(encoding="utf-8") for name, path in sources.items()}
     return contents | {".gitignore": f"{SECRETS}/\n.env\n"}
+
+
+def is_ours(compose: Path) -> bool:
+    """Whether a compose.yaml is Shoal's, of this version or another: its first line tells."""
+    first, *_ = files()["compose.yaml"].splitlines()
+    return compose.read_text(encoding="utf-8", errors="replace").partition("\n")[0] == first

@@ -54,8 +54,8 @@ def test_the_quota_has_room_for_all_at_its_most_and_a_job(case: str):
 
 JOBS = {
     "small": ["digits", "--workers", "2"],
-    "gpu": ["gpt2", "--workers", "16", "--gpu"],
-    "spot": ["mnist", "--workers", "2:8", "--gpu"],
+    "gpu": ["gpt2", "data.dir=/shared/owt", "--workers", "16", "--gpu"],
+    "spot": ["mnist", "data.dir=/shared", "--workers", "2:8", "--gpu"],
     "eks": ["synthetic_mlp", "--workers", "4", "--set", "aws.efs.fileSystemId=fs-0123456789abcdef0"],
 }
 """What the documentation submits to each preset, or something as large as the preset is for."""

@@ -8,6 +8,7 @@ WRONG = {
     "workers.cpu.gpus=-1": ("/workers/cpu/gpus", "got -1, want 0"),
     "workers.cpu.minReplicas=-2": ("/workers/cpu/minReplicas", "got -2, want 0"),
     "workers.cpu.minReplicas=9": ("workers.cpu.minReplicas: 9 is more than maxReplicas, 4",),
+    "workers.cpu.replicas=7": ("workers.cpu.replicas: 7 is not between minReplicas, 0, and maxReplicas, 4",),
     "workers.cpu.shm=32Gi": ("workers.cpu.shm: 32Gi is more than the pod's memory, 16Gi",),
     "workers.cpu.leads=true": ("workers.cpu.minReplicas: jobs are led from this group, so it has at least one pod",),
     "workers.cpu.resources.memory=64Gi": ("workers.cpu.resources: memory is said as workers.cpu.memory",),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import UserError
 from shoal.deploy.kubernetes.chart import Group
-from shoal.deploy.kubernetes.job import entrypoint, job_name, not_scaled
+from shoal.deploy.kubernetes.job import data_elsewhere, entrypoint, job_name, not_scaled
 from shoal.deploy.kubernetes.need import need_of
 from shoal.deploy.kubernetes.values import (
     Machines,
@@ -112,7 +112,7 @@ def test_where_the_need_is_not_known_memory_stays_as_it_is_installed():
     assert "memory" not in group and "shm" not in group
     assert too_large(group, "gpu", there["gpu"]) == []
     told = over_quota({"gpu": group}, there)  # counted all the same
-    assert "its workers take 900 GiB in all, and the chart's quota counts 600 for a job" in told[-1]
+    assert told == [told[0]] and "(12 GPUs of 8, 96 cores of 64, 900 GiB of 600)" in told[0]
 
 
 def test_a_job_that_the_quota_does_not_count_is_told():
@@ -120,8 +120,9 @@ def test_a_job_that_the_quota_does_not_count_is_told():
     group = {"maxReplicas": 4, "cpu": 4, "memory": "16Gi", "gpus": 0}
     assert over_quota({"cpu": group, "gpu": None}, there) == []
     (told,) = over_quota({"cpu": {**group, "maxReplicas": 5, "cpu": 2}}, there)
-    assert told.startswith("its workers take 80 GiB in all, and the chart's quota counts 64 for a job")
-    assert len(over_quota({"gpu": {**group, "gpus": 1, "cpu": 5}}, there)) == 2
+    assert told.startswith("its workers take more than the chart's quota counts for a job (80 GiB of 64):")
+    (told,) = over_quota({"gpu": {**group, "gpus": 1, "cpu": 5}}, there)
+    assert "(4 GPUs of 0, 20 cores of 16)" in told
 
 
 def test_a_job_that_nothing_scales_is_told():
@@ -131,6 +132,19 @@ def test_a_job_that_nothing_scales_is_told():
     assert "it has 1 pods of 'gpu' from beginning to end" in told and "for 2 say --workers without a range" in told
     assert not_scaled({"spec": {"rayClusterSpec": {**cluster, "enableInTreeAutoscaling": True}}}) == []
     assert not_scaled({"spec": {"rayClusterSpec": {**cluster, "workerGroupSpecs": [{**group, "replicas": 2}]}}}) == []
+
+
+def test_data_that_pods_do_not_have_are_told():
+    def told(name: str, folder: str | None = None) -> list[str]:
+        overrides = {} if folder is None else {"data.dir": folder}
+        return data_elsewhere(load_recipe([name], overrides).recipe, ["/shared", "/datasets"])
+
+    assert told("digits") == told("synthetic_mlp") == []
+    assert told("imagenet", "/datasets/imagenet") == told("mnist", "/shared") == told("gpt2", "s3://bucket/owt") == []
+    (words,) = told("gpt2")
+    assert "is on no volume of the pods" in words and "(storage.datasets of the chart, /shared/... or" in words
+    assert "is on no volume" in told("imagenet", "/datasets2/imagenet")[0]
+    assert "downloads the data into it by HTTPS" in told("mnist")[0] and "networkPolicy.https" in told("mnist")[0]
 
 
 def test_pods_that_are_larger_are_told():

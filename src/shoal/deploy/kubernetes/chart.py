@@ -59,6 +59,8 @@ class Installed:
     """Where the folders of runs are in the pods; None: no storage for them."""
     groups: Mapping[str, Group]
     """The groups of workers that there are."""
+    volumes: Sequence[str] = ()
+    """Where what all pods share is in them."""
 
 
 def installed(release: str, namespace: str, files: Sequence[Path], settings: Sequence[str]) -> Installed:
@@ -66,7 +68,8 @@ def installed(release: str, namespace: str, files: Sequence[Path], settings: Seq
     cluster = the_job(render(release, namespace, _PROBE, files, settings))["RayJob"]["spec"]["rayClusterSpec"]
     mounts = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     groups = {group["groupName"]: _group(group) for group in cluster["workerGroupSpecs"]}
-    return Installed(next((mount["mountPath"] for mount in mounts if mount["name"] == "runs"), None), groups)
+    shared = {mount["name"]: mount["mountPath"] for mount in mounts if mount["name"] in ("runs", "datasets")}
+    return Installed(shared.get("runs"), groups, list(shared.values()))
 
 
 def the_job(text: str) -> dict[str, dict[str, Any]]:

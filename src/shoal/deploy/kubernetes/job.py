@@ -6,13 +6,15 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shoal.core.errors import UserError
 from shoal.core.plain_yaml import dump
+from shoal.data.shards.find import is_remote
 from shoal.deploy.kubernetes.chart import render, the_job
 from shoal.launch.parcel import pack
+from shoal.recipe.schema import Recipe
 
 _FOLDER = "/etc/shoal/job"
 _LARGEST_NAME = 47
@@ -123,6 +125,23 @@ def make_job(
     )
     found = the_job(text)
     return KubernetesJob(name, run_dir, found["RayJob"], found["ConfigMap"])
+
+
+def data_elsewhere(recipe: Recipe, volumes: Sequence[str]) -> list[str]:
+    """Data that the pods do not have on a volume that all of them share, in words."""
+    folder = getattr(recipe.data, "dir", None)
+    if folder is None or is_remote(folder) or any(PurePosixPath(folder).is_relative_to(volume) for volume in volumes):
+        return []
+    shared = " or ".join(f"{volume}/..." for volume in volumes)
+    if getattr(recipe.data, "download", False):
+        return [
+            f"data.dir: {folder} is a folder of each pod, which downloads the data into it by HTTPS if the network "
+            f"policies let it (networkPolicy.https); on a volume that all share they are once: data.dir={shared}"
+        ]
+    return [
+        f"data.dir: {folder} is on no volume of the pods; unless the image has the data, put them on one "
+        f"(storage.datasets of the chart, {shared}) and say where with data.dir"
+    ]
 
 
 def not_scaled(ray_job: Mapping[str, Any]) -> list[str]:

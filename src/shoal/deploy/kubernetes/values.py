@@ -153,12 +153,17 @@ def over_quota(workers: Mapping[str, Mapping[str, Any] | None], there: Mapping[s
         of_mine = sum(pods * group[what] for pods, group in mine)
         return of_mine * scale, sum(group.most * getattr(group, what) for group in theirs) * scale
 
-    return [
-        f"its workers take {more:g} {unit} in all, and the chart's quota counts {room:g} for a job: where the quota is "
-        "on, some pods are not made; raise quota.jobs, or ask for fewer workers"
+    beyond = [
+        f"{more:g} {unit} of {room:g}"
         for what, unit in (("gpus", "GPUs"), ("cpu", "cores"), ("memory", "GiB"))
         for more, room in (in_all(what),)
         if more > room
+    ]
+    if not beyond:
+        return []
+    return [
+        f"its workers take more than the chart's quota counts for a job ({', '.join(beyond)}): where the quota is on, "
+        "some pods are not made; raise quota.jobs, or ask for fewer workers"
     ]
 
 
