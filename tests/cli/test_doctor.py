@@ -62,6 +62,23 @@ def test_wrong_input_is_status_2(arguments: list[str], words: str, here: Path, c
     assert len(captured.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["file", "file/runs"])
+def test_a_file_is_no_storage(name: str, here: Path, capsys: Capture) -> None:
+    (here / "file").write_text("")
+    assert run(["doctor", "--storage", name]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"error: --storage: '{name}' should be a folder, and is a file or lies in one\n"
+    assert captured.out == ""
+
+
+def test_on_a_cluster_storage_is_of_its_machines(here: Path, capsys: Capture) -> None:
+    (here / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    assert run(["doctor", "--address", address, "--storage", "file"]) == 1
+    assert "no Ray cluster answers" in capsys.readouterr().out
+
+
 def test_a_cluster_that_does_not_answer_is_a_finding(here: Path, capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import stat
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def command(address: str | None, storage: str | None, as_json: bool) -> int:
     from shoal.deploy.doctor.finding import worst
     from shoal.deploy.doctor.view import View, summary
 
-    folder = _storage(storage)
+    folder = _storage(storage, is_here=address is None)
     if address is not None:
         from shoal.launch.on_ray import check_address
 
@@ -65,20 +66,36 @@ def _checks(address: str | None, folder: Path | None, tell: Callable[[str], None
         tell("looking at this machine")
         yield from check_machine(folder)
     else:
-        from shoal.deploy.doctor.cluster import check_cluster
+        from shoal.deploy.doctor.apart import check_apart
 
-        yield from check_cluster(address, None if folder is None else str(folder), tell)
+        yield from check_apart(address, None if folder is None else str(folder), tell)
 
 
-def _storage(given: str | None) -> Path | None:
-    """The folder, with its full path: other machines know nothing of this one's working directory."""
+def _storage(given: str | None, *, is_here: bool) -> Path | None:
+    """The folder, with its full path: other machines know nothing of this one's working directory.
+
+    `is_here`: it is one of this machine, where it can be looked at.
+    """
     if given is None:
         return None
     if not given or "://" in given:
         raise UserError(
             f"--storage: {given!r} should be a folder; what is in a store is reached by checkpoint.upload_to"
         )
-    return expand_home(given).absolute()
+    folder = expand_home(given).absolute()
+    if is_here and _is_in_the_way(folder):
+        raise UserError(f"--storage: {given!r} should be a folder, and is a file or lies in one")
+    return folder
+
+
+def _is_in_the_way(folder: Path) -> bool:
+    """Whether something else than a folder has this path, or a part of it."""
+    try:
+        return not stat.S_ISDIR(folder.stat().st_mode)
+    except NotADirectoryError:
+        return True
+    except OSError:  # not there, perhaps not mounted: that is for the checks to say
+        return False
 
 
 def _progress() -> Callable[[str], None]:

@@ -78,7 +78,7 @@ def test_tokens(tmp_path: Path) -> None:
     assert look_at_token({"RAY_AUTH_TOKEN": "s3cret"}) == Token("RAY_AUTH_TOKEN")
     file = tmp_path / "token"
     named = look_at_token({"RAY_AUTH_TOKEN_PATH": str(file)})
-    assert judge_token(named).level == "fail"
+    assert judge_token(named).level == "fail" and named.variable == "RAY_AUTH_TOKEN_PATH"
     file.write_text("s3cret")
     file.chmod(0o644)
     finding = judge_token(look_at_token({"RAY_AUTH_TOKEN_PATH": str(file)}))

@@ -1,24 +1,21 @@
 """Every check of a cluster, one after the other."""
 
 import contextlib
-import os
 import secrets
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import UserError
 from shoal.core.secrets import scrub
 from shoal.deploy.doctor import members, pairs, reduce, shared, skew
 from shoal.deploy.doctor.devices import LOOK_WITHIN_S
 from shoal.deploy.doctor.finding import Finding, passed, skipped
+from shoal.deploy.doctor.gcs import check_gcs
 from shoal.deploy.doctor.network import is_own
 from shoal.deploy.doctor.pairs import Link, Pair
 from shoal.deploy.doctor.probe import versions
-from shoal.deploy.doctor.surroundings import look_at_token
 from shoal.deploy.doctor.transfer import CONNECT_WITHIN_S, LONGEST_S, STALLED_S
 from shoal.launch.on_ray import connected
 from shoal.launch.run import Launch
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from shoal.deploy.doctor.visit import Place, Visit
 
 Tell = Callable[[str], None]
-_REFUSED = b"InvalidAuthToken"
 _ANSWER_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.25
 _GRACE_S = 3.0
@@ -37,7 +33,7 @@ _AGAIN = 16
 """So many slow links are measured a second time: another program may have been in the way."""
 
 
-def check_cluster(address: str, storage: str | None, tell: Tell) -> Iterator[Finding]:
+def check_cluster(address: str, storage: str | None, tell: Tell) -> Generator[Finding, None, None]:
     """What there is to say of the cluster at that address, as it becomes known; nothing is left there.
 
     Args:
@@ -46,16 +42,15 @@ def check_cluster(address: str, storage: str | None, tell: Tell) -> Iterator[Fin
         tell: Told what is being done.
     """
     tell(f"connecting to {scrub(address)}")
+    if (trouble := check_gcs(address)) is not None:
+        yield _of_cluster(trouble)
+        return
     with contextlib.ExitStack() as stack:
-        with tempfile.TemporaryFile() as said:
-            try:
-                with _stderr_into(said):
-                    ray, _ = stack.enter_context(connected(1, Launch(SilentConsole(), address=address)))
-            except UserError as error:
-                said.seek(0)
-                is_refused = _REFUSED in said.read() or _REFUSED in str(error.__cause__).encode()
-                yield _of_cluster(_judge_connection(str(error), is_refused, bool(look_at_token().source)))
-                return
+        try:
+            ray, _ = stack.enter_context(connected(1, Launch(SilentConsole(), address=address)))
+        except UserError as error:
+            yield _of_cluster(_judge_connection(str(error)))
+            return
         yield _of_cluster(passed("connect", f"{scrub(address)}, Ray {ray.__version__}"))
         from shoal.deploy.doctor.visit import Visit  # not before: importing Ray fixes its settings
         from shoal.deploy.doctor.visit import members as known_members
@@ -71,29 +66,8 @@ def check_cluster(address: str, storage: str | None, tell: Tell) -> Iterator[Fin
             yield from _check_places(visit, storage, tell)
 
 
-@contextlib.contextmanager
-def _stderr_into(file: IO[bytes]) -> Iterator[None]:
-    """What is written to stderr goes to a file: there, and only there, Ray says each second that a token is refused."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _judge_connection(words: str, is_refused: bool, has_token: bool) -> Finding:
+def _judge_connection(words: str) -> Finding:
     """Why there is no connection: `words` is what `shoal train` would say."""
-    if is_refused:
-        found = (
-            "the cluster refuses the token that is here"
-            if has_token
-            else "the cluster asks for a token, and there is none"
-        )
-        advice = "copy the head's ~/.ray/auth_token here (mode 600), or set RAY_AUTH_TOKEN"
-        return Finding("connect", "fail", found, advice)
     found, _, advice = words.removeprefix("--address: ").partition("; ")
     advice = advice.removesuffix(", or leave this out") or "ray status, on the head, tells what it knows"
     if "ray://" in found:  # a Ray client is told nothing of tokens

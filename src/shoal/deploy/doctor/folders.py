@@ -69,7 +69,7 @@ def cache_folder() -> Path:
 
 
 def ray_folder() -> Path:
-    """Where Ray writes logs and objects that do not fit into memory."""
+    """Where a Ray that is started here writes logs and objects that do not fit into memory, unless it is told."""
     return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("RAY_TEMP_DIR") or "/tmp")  # noqa: S108 - it is Ray's
 
 

@@ -25,12 +25,15 @@ def check_machine(storage: Path | None = None) -> Iterator[Finding]:
     yield from _carefully("ports", lambda: [network.judge_ports(network.look_at_ports())])
 
 
-def check_here(devices: Devices | str, variables: Mapping[str, str]) -> Iterator[Finding]:
+def check_here(
+    devices: Devices | str, variables: Mapping[str, str], ray_folder: Path | None = None
+) -> Iterator[Finding]:
     """What is the same for every machine.
 
     Args:
         devices: What was seen of GPUs.
         variables: The environment of whoever starts workers here.
+        ray_folder: Where a Ray that runs here keeps its files; without it, where one would.
     """
     has_gpu = not isinstance(devices, str) and bool(devices.gpus or devices.device_files)
     checks: dict[str, Callable[[], list[Finding]]] = {
@@ -39,7 +42,7 @@ def check_here(devices: Devices | str, variables: Mapping[str, str]) -> Iterator
         "gpu": lambda: gpus.judge_devices(devices),
         "memory": limits.check_limits,
         "shm": lambda: [folders.judge_shm(folders.look_at_folder(_SHM, is_made=False))],
-        "ray folder": lambda: [folders.judge_ray_folder(folders.look_at_folder(folders.ray_folder()))],
+        "ray folder": lambda: [folders.judge_ray_folder(folders.look_at_folder(ray_folder or folders.ray_folder()))],
         "cache folder": lambda: [folders.judge_cache_folder(folders.look_at_folder(folders.cache_folder()))],
         "host name": network.check_names,
         "clock": lambda: [clock.judge_clock(clock.look_at_clock())],

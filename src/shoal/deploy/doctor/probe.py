@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Probe:
         """The checks of this machine, and the versions of what is here."""
         devices = look_at_devices(self._variables)
         return {
-            "findings": [finding.to_record() for finding in check_here(devices, self._variables)],
+            "findings": [finding.to_record() for finding in check_here(devices, self._variables, _ray_folder())],
             "versions": versions(devices),
             "gpus": 0 if isinstance(devices, str) else devices.torch_gpus,
         }
@@ -124,6 +125,12 @@ def versions(devices: Devices | str) -> dict[str, str]:
         more = {"NCCL": devices.nccl, "CUDA": devices.torch_cuda, "driver": devices.driver}
         found |= {name: version for name, version in more.items() if version is not None}
     return found
+
+
+def _ray_folder() -> Path | None:
+    """Where the Ray that has started this actor keeps its files: it is told by `ray start`, or by the head."""
+    ray: Any = sys.modules.get("ray")
+    return Path(ray.get_runtime_context().get_temp_dir()) if ray is not None and ray.is_initialized() else None
 
 
 def _variables() -> dict[str, str]:

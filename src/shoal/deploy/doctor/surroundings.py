@@ -33,6 +33,8 @@ class Token:
     mode: int = 0
     """Of the file: who may read it."""
     is_there: bool = True
+    variable: str = ""
+    """Which names the file; empty for the file that Ray takes by itself."""
 
 
 def judge_variables(variables: Mapping[str, str], cores: int, has_gpu: bool, interfaces: list[str]) -> list[Finding]:
@@ -94,12 +96,12 @@ def look_at_token(variables: Mapping[str, str] | None = None) -> Token:
     variables = os.environ if variables is None else variables
     if variables.get("RAY_AUTH_TOKEN"):
         return Token("RAY_AUTH_TOKEN")
-    file = Path(variables.get("RAY_AUTH_TOKEN_PATH") or expand_home("~/.ray/auth_token"))
-    is_named = bool(variables.get("RAY_AUTH_TOKEN_PATH"))
+    named = variables.get("RAY_AUTH_TOKEN_PATH")
+    file, variable = (Path(named), "RAY_AUTH_TOKEN_PATH") if named else (expand_home("~/.ray/auth_token"), "")
     try:
-        return Token(str(file), stat.S_IMODE(file.stat().st_mode))
+        return Token(str(file), stat.S_IMODE(file.stat().st_mode), variable=variable)
     except OSError:
-        return Token(str(file), is_there=False) if is_named else Token("")
+        return Token(str(file), is_there=False, variable=variable) if named else Token("")
 
 
 def judge_token(token: Token) -> Finding:
