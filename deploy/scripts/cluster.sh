@@ -75,7 +75,16 @@ own_folder() { # make a folder that is ours alone, or refuse one that is not
 lock() {
   [[ -w $STATE ]] || fail "$STATE: cannot be written to; whose cluster is it?"
   exec 9>"$STATE/lock"
-  flock -n 9 || fail "another cluster.sh is at work on the cluster in $STATE; again when it has ended"
+  flock -n 9 && [[ $STATE/lock -ef /dev/fd/9 ]] || # cleanup removes the file
+    fail "another cluster.sh is at work on the cluster in $STATE, or what it has begun on other machines; again when" \
+      "that has ended"
+}
+
+lock_here() { # on another machine: a join whose connection broke goes on, and who comes next waits for its end
+  LOCK="$HOME/.ray/$ID-$HOSTNAME.lock"
+  (umask 077 && mkdir -p "$HOME/.ray")
+  exec 9>"$LOCK"
+  flock -w "$SSH_S" 9 || fail "another cluster.sh has been at work on $HOSTNAME for $SSH_S s"
 }
 
 # ---------------------------------------------------------------- the network
@@ -275,17 +284,30 @@ EOF
 
 token_file() { printf '%s\n' "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}"; }
 
-# Beside it, which machine has made it: another may have the same home.
+# Beside it, who has made it: a machine, of which another may have the same home; a cluster, of which there may be more;
+# and which token it was, since its user may have put another there.
 token_mark() { printf '%s.made-by-cluster.sh\n' "$(token_file)"; }
 
+mark_of_token() { # FOLDER OF THE CLUSTER
+  printf '%s %s %s\n' "$HOSTNAME" "$(sha256sum <"$(token_file)" | cut -c 1-64)" "$1"
+}
+
 make_token() { # TOKEN
-  (umask 077 && mkdir -p "$(dirname "$(token_file)")" && printf '%s' "$1" >"$(token_file)" &&
-    printf '%s\n' "$HOSTNAME" >"$(token_mark)")
+  (umask 077 && mkdir -p "$(dirname "$(token_file)")" && printf '%s' "$1" >"$(token_file)")
+  mark_token
   MADE_TOKEN=1
 }
 
+mark_token() { (umask 077 && mark_of_token "$TEMP" >"$(token_mark)"); }
+
+inherit_token() { # what a cluster has made that is gone is ours
+  local folder
+  folder=$(cut -d' ' -f3 "$(token_mark)" 2>/dev/null) || return 0
+  if [[ -n $folder && ! -d $folder && $(<"$(token_mark)") == "$(mark_of_token "$folder")" ]]; then mark_token; fi
+}
+
 remove_token() { # or say why not
-  if [[ $(cat "$(token_mark)" 2>/dev/null) == "$HOSTNAME" ]]; then
+  if [[ -e $(token_file) && $(cat "$(token_mark)" 2>/dev/null) == "$(mark_of_token "$TEMP")" ]]; then
     rm -f "$(token_file)" "$(token_mark)"
   elif [[ -e $(token_file) ]]; then
     printf '%s\n' "$(token_file) was there before, and stays: remove it yourself to have a new token made"
@@ -326,9 +348,8 @@ why() { # LOG: its last line that tells of an error, or its last
 }
 
 # Whatever ends a start before its end, Ctrl-C too, takes back what it has done.
-begin() {
-  IS_NEW=1 MADE_TOKEN=0
-  if [[ -d $TEMP ]]; then IS_NEW=0; fi
+begin() { # IS_NEW
+  IS_NEW=$1 MADE_TOKEN=0
   trap 'printf "error: interrupted\n" >&2 && exit 130' INT TERM HUP
   trap undo EXIT
 }
@@ -344,7 +365,7 @@ undo() {
     if [[ -O $TEMP && ! -L $TEMP ]]; then rm -rf "$TEMP"; fi
     if ((MADE_TOKEN)); then rm -f "$(token_file)" "$(token_mark)"; fi
     if [[ $ROLE == head ]]; then rm -f "$STATE/settings" "$STATE/lock" && rmdir "$STATE" 2>/dev/null || true; fi
-    if [[ $ROLE == worker ]]; then printf 'undone\n'; fi
+    if [[ $ROLE == worker ]]; then rm -f "$LOCK" && printf 'undone\n'; fi
   fi
   exit "$status"
 }
@@ -368,6 +389,7 @@ remove_node() { # REMOVE_TOKEN
   local kept=''
   if (($1)); then kept=$(remove_token); fi
   if [[ -O $TEMP && ! -L $TEMP ]]; then rm -rf "$TEMP"; fi
+  rm -f "$LOCK"
   printf 'ok - stopped, and removed what join made%s\n' "${kept:+; $kept}"
 }
 
@@ -387,9 +409,9 @@ remote_join() { # on the machine that joins; the token comes on stdin
   [[ ! -s $file || $(<"$file") == "$token" ]] ||
     fail "$HOSTNAME has the token of another cluster in $file; remove it if that one is gone"
   printf 'begun\n'
-  begin
+  if [[ -d $TEMP ]]; then begin 0; else begin 1; fi
+  if [[ ! -s $file ]]; then make_token "$token"; else inherit_token; fi
   own_folder "$TEMP"
-  if [[ ! -s $file ]]; then make_token "$token"; fi
   chmod 600 "$file"
   start_node
   end
@@ -400,8 +422,8 @@ remote_join() { # on the machine that joins; the token comes on stdin
 # ---------------------------------------------------------------- the cluster, from its head
 
 load_to_change() {
+  if [[ -f $STATE/settings ]]; then lock; fi
   load
-  lock
 }
 
 load() { # what start-head has remembered
@@ -445,9 +467,9 @@ start_head() {
     ID=$(od -An -tx1 -N4 /dev/urandom | tr -d ' \n')
     TEMP="${TEMP_BASE%/}/shoal-ray-$ID"
   fi
-  begin
+  if [[ -f $file ]]; then begin 0; else begin 1; fi
   token=$(token_file)
-  if [[ ! -s $token ]]; then make_token "$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')"; fi
+  if [[ -s $token ]]; then inherit_token; else make_token "$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')"; fi
   chmod 600 "$token"
   remember "$file" id "$ID"
   remember "$file" address "$ADDRESS"
@@ -492,7 +514,7 @@ on_all() { # VERB HOST...: at once, with a line for each; those that failed are 
   folder=$(mktemp -d)
   # Of a machine whose answer was not heard, nobody knows how it stands: it stays among the joined.
   # shellcheck disable=SC2064 # this folder
-  trap "rm -rf $(quoted "$folder"); printf 'error: interrupted: %s may go on with it, and belong to the cluster until leave or cleanup\n' '$*' >&2; exit 130" INT TERM HUP
+  trap "rm -rf $(quoted "$folder"); printf 'error: interrupted: %s may go on with it for up to $SSH_S s, and belong to the cluster until leave or cleanup\n' '$*' >&2; exit 130" INT TERM HUP
   arguments=(--id "$ID" --head "$HEAD" --port "$PORT" --dashboard-port "$DASHBOARD_PORT" --client-port "$CLIENT_PORT"
     --worker-ports "$WORKER_PORTS" --temp "$TEMP" --redis "$REDIS" --venv "${VENV:-$HEAD_VENV}" --versions "$VERSIONS"
     --alive "$ALIVE")
@@ -518,7 +540,8 @@ on_all() { # VERB HOST...: at once, with a line for each; those that failed are 
       ((status != 124)) || line="no answer for $SSH_S s"
       printf '%-24s %-16s FAILED: %s\n' "$host" - "${line:-no answer}"
       FAILED+=("$host")
-      if [[ $(address_of "$host") == - ]] && { ! grep -qx begun "$folder/$host.out" || grep -qx undone "$folder/$host.out"; }; then
+      if [[ $(address_of "$host") == - ]] && { grep -qx undone "$folder/$host.out" ||
+        { [[ " ${ADDED[*]} " == *" $host "* ]] && ! grep -qx begun "$folder/$host.out"; }; }; then
         keep_host _leave "$host" - # it has nothing of the cluster's
       fi
     fi
@@ -548,7 +571,7 @@ join_hosts() {
   VERSIONS=$(VENV=$HEAD_VENV versions)
   ALIVE=$(ask_ray list "$HEAD:$PORT" | awk '$2 == "alive" { print $1 }' | paste -sd, -)
   for host in "${HOSTS[@]}"; do # before it is asked: an answer may not be heard
-    [[ -n $(address_of "$host") ]] || keep_host _join "$host" -
+    if [[ -z $(address_of "$host") ]]; then keep_host _join "$host" - && ADDED+=("$host"); fi
   done
   on_all _join "${HOSTS[@]}"
   ((!${#FAILED[@]})) || exit 1
@@ -636,7 +659,7 @@ status() {
   done < <(cat "$STATE/hosts" 2>/dev/null)
   printf 'ports of the head:'
   ss -Hltn | awk -v first="$PORT" -v d="$DASHBOARD_PORT" -v c="$CLIENT_PORT" '{ port = $4; sub(".*:", "", port)
-    if ((port >= first && port <= first + 8) || port == d || port == c) printf " %s", $4; found = 1 } END { print found ? "" : " none is open" }'
+    if ((port >= first && port <= first + 8) || port == d || port == c) { printf " %s", $4; found = 1 } } END { print found ? "" : " none is open" }'
   tell_firewall
   if [[ $(setting "$STATE/settings" firewall) == yes ]] && ! has_firewall; then is_whole=0; fi
   ((is_whole)) || exit 1
@@ -753,7 +776,7 @@ main() {
   PORT=6379 DASHBOARD_PORT=8265 CLIENT_PORT=10001 WORKER_PORTS=20000-20999 NUM_CPUS=0 REDIS=none TEMP_BASE=/tmp
   ADDRESS='' INTERFACE='' VENV='' HEAD='' ID='' TEMP='' VERSIONS='' ALIVE='' TOKEN='' SSH_USER='' ROLE=worker
   SSH_COMMAND='ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5' STATE="$HOME/.ray/shoal-cluster" SELF=${BASH_SOURCE[0]:-}
-  FIREWALL=1 JOB_DRIVERS=0 REMOVE_TOKEN=0 FORCE=0 HOSTS=() RAY_OPTIONS=() FAILED=()
+  FIREWALL=1 JOB_DRIVERS=0 REMOVE_TOKEN=0 FORCE=0 HOSTS=() ADDED=() RAY_OPTIONS=() FAILED=()
   (($#)) || die "VERB: is missing; it should be start-head, join, leave, status, stop or cleanup (cluster.sh --help)"
   if [[ $verb == -h || $verb == --help ]]; then usage && exit 0; fi
   shift
@@ -762,7 +785,7 @@ main() {
   [[ ${#HOSTS[@]} == 0 || $verb == join || $verb == leave || $verb == _* ]] ||
     die "$verb: takes no HOST, and was given '${HOSTS[*]}'"
   local tool
-  for tool in ip ss awk sed flock timeout; do
+  for tool in ip ss awk sed flock timeout sha256sum; do
     command -v "$tool" >/dev/null || fail "$HOSTNAME has no $tool; install it (ip and ss are in iproute2, flock in util-linux)"
   done
   case $verb in
@@ -772,7 +795,7 @@ main() {
     status) status ;;
     stop) stop ;;
     cleanup) cleanup ;;
-    _*) check_identity ;;&
+    _*) check_identity && lock_here ;;&
     _join) remote_join ;;
     _stop) stop_ours && close_firewall && printf 'ok - stopped\n' ;;
     _leave) remove_node "$REMOVE_TOKEN" ;;

@@ -389,6 +389,17 @@ def test_data_may_be_on_the_cluster_alone(
     assert fetched == []
 
 
+def test_data_that_are_here_and_do_not_fit_the_recipe_are_refused(here: Path, capsys: Capture) -> None:
+    rows = "".join(f'"{number % 4 + 1}","a title","some words"\n' for number in range(40))
+    for name in ("train.csv", "test.csv"):
+        (here / name).write_text(rows)
+    words = ["agnews", f"data.dir={here}", "--preset", "small", "--dry-run"]
+    assert submit(*words) == 0
+    assert "cannot be looked at here" not in capsys.readouterr().err
+    assert submit(*words, "data.train_samples=99999") == 2
+    assert "data.train_samples: 99999 are asked for and the file has 40" in capsys.readouterr().err
+
+
 def test_texts_that_look_like_numbers_and_flags_stay_texts(api: ApiServer, here: Path, capsys: Capture) -> None:
     """To Helm's reader of YAML `y` is true and `1e3` a number: jobs would have another image than the cluster."""
     settings = ["image.tag=1234e56", "environment.FLAG=n", "environment.ID=1e3", "workers.cpu.nodeSelector.dedicated=y"]

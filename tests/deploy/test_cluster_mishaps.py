@@ -1,5 +1,6 @@
 """`cluster.sh` when something goes wrong in the middle: what was begun is taken back, or is known and can be."""
 
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -64,6 +65,21 @@ def test_a_start_that_fails_leaves_nothing(machines: list[Machine]) -> None:
     assert "there is no cluster" in head.cluster("status", status=2)
 
 
+@pytest.mark.slow
+def test_a_restart_that_fails_leaves_the_cluster_known(machines: list[Machine]) -> None:
+    """After a reboot, say, that has emptied /tmp."""
+    head = machines[0]
+    settings = head.home / ".ray" / "shoal-cluster" / "settings"
+    head.cluster(*HEAD, *RAY_OPTIONS)
+    known = settings.read_text()
+    head.cluster("stop")
+    (folder,) = head.tmp.glob("shoal-ray-*")
+    shutil.rmtree(folder)
+    assert "--bogus" in head.cluster(*HEAD, "--", "--bogus", status=1)
+    assert set(settings.read_text().splitlines()) == set(known.splitlines())
+    head.cluster("cleanup", "--token")
+
+
 def test_ctrl_c_during_a_start_leaves_nothing(machines: list[Machine]) -> None:
     head = machines[0]
     start = begun(head, *HEAD, *RAY_OPTIONS)
@@ -73,6 +89,7 @@ def test_ctrl_c_during_a_start_leaves_nothing(machines: list[Machine]) -> None:
     assert "there is no cluster" in head.cluster("status", status=2)
 
 
+@pytest.mark.slow
 def test_of_two_starts_at_once_one_is_refused(machines: list[Machine]) -> None:
     head = machines[0]
     both = [begun(head, *HEAD, *RAY_OPTIONS) for _ in range(2)]
@@ -97,10 +114,13 @@ def test_joins_that_fail_or_are_cut_off(network: Network, machines: list[Machine
     assert f"{first.address} may go on with it" in press_ctrl_c(head, joining)
     assert "UNKNOWN: join was cut off" in table(head.cluster("status", status=1))[first.address]
     # What goes on there ends some time; only then may somebody else change the cluster.
+    deaf = ["--ssh", "ssh -o BatchMode=yes -p 1"]
     deadline = time.monotonic() + 60
-    while "another cluster.sh is at work" in (said := head.run(str(SCRIPT), "leave", first.address).stderr):
+    while "another cluster.sh is at work" in (said := head.run(str(SCRIPT), "leave", first.address, *deaf).stderr):
         assert time.monotonic() < deadline, said
         time.sleep(0.5)
+    assert first.address in table(head.cluster("status", status=1))  # it was not reached
+    head.cluster("leave", first.address)
     assert first.processes() == {} and first.address not in table(head.cluster("status"))
 
     # Names that are alike as patterns are not as names.
@@ -121,6 +141,7 @@ def test_joins_that_fail_or_are_cut_off(network: Network, machines: list[Machine
     head.cluster("cleanup", "--token")
 
 
+@pytest.mark.slow
 def test_a_token_is_replaced_where_it_was_made_here(machines: list[Machine]) -> None:
     head, other = machines[:2]
     file = head.home / ".ray" / "auth_token"
@@ -133,9 +154,9 @@ def test_a_token_is_replaced_where_it_was_made_here(machines: list[Machine]) -> 
     first = start()
     head.cluster("cleanup")
     assert start() == first  # kept
+    others = ["--state", "/tmp/others", "--port", "7379", "--dashboard-port", "8266", "--client-port", "10002"]
+    head.cluster(*HEAD, *others, "--worker-ports", "21000-21999", *RAY_OPTIONS)
+    assert "auth_token was there before, and stays" in head.cluster("cleanup", "--token", "--state", "/tmp/others")
+    assert file.read_text() == first  # it is the first cluster's
     head.cluster("cleanup", "--token")
     assert not file.exists() and not (other.home / ".ray" / "auth_token").exists()
-    file.write_text("0123456789abcdef" * 4)  # the user's own
-    head.cluster(*HEAD, *RAY_OPTIONS)
-    assert "auth_token was there before, and stays" in head.cluster("cleanup", "--token")
-    file.unlink()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.cli.sizes import parse_size
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 
 if TYPE_CHECKING:
     from shoal.deploy.kubernetes.chart import Group
@@ -101,12 +101,11 @@ def workers_of(
     """The chart's `workers` for a recipe, among the groups that there are; what the user should know is told."""
     from shoal.deploy.kubernetes.need import need_of
     from shoal.deploy.kubernetes.values import group_values, own_group, too_large, workers_values
-    from shoal.train.trace import UnseenDataError
 
     name = own_group(recipe, there)
     try:
         need, warnings = need_of(recipe, gpu_memory_of(gpu_memory))
-    except UnseenDataError as error:
+    except NoDataError as error:
         why = re.split(r" \(also looked|\. ", str(error))[0]  # what to do here is not what to do there
         what = f"how much memory workers need is not known, because the data cannot be looked at here ({why})"
         if name not in there:

@@ -8,6 +8,10 @@ class UserError(ValueError):
     """
 
 
+class NoDataError(UserError):
+    """The data that a recipe names are not there, or cannot be reached from here."""
+
+
 class RunError(RuntimeError):
     """The run itself failed although the input could be read: diverged, out of memory. Status 1."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 from shoal.core.storage import expand_home, fsync_directory
 
 LOGGER = logging.getLogger("shoal.data")
@@ -77,7 +77,7 @@ def find_or_fetch(
         raise not_found(public.name, folders, url=public.urls[0], reason=str(error)) from error
 
 
-def not_found(name: str, folders: Sequence[Path], url: str | None = None, reason: str | None = None) -> UserError:
+def not_found(name: str, folders: Sequence[Path], url: str | None = None, reason: str | None = None) -> NoDataError:
     """The error for a file that is in none of `folders`: where it was looked for, what failed, what to do."""
     message = f"data.dir: {name} not found in {folders[0]}"
     if len(folders) > 1:
@@ -85,7 +85,7 @@ def not_found(name: str, folders: Sequence[Path], url: str | None = None, reason
     if reason is not None:
         message += f", and downloading failed ({reason})"
     remedy = f"Put it in {folders[0]}." if url is None else f"Fetch {url} and put it in {folders[1]}/."
-    return UserError(f"{message}. {remedy}")
+    return NoDataError(f"{message}. {remedy}")
 
 
 def fetch_file(public: PublicFile, folder: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 from shoal.core.imports import require
 from shoal.core.spec import DataSpec
 from shoal.data.augment import ImageTransform
@@ -32,7 +32,7 @@ def load_image_folder(section: ImageFolder, seed: int) -> Datasets:
     if parts["train"] is not None:
         return load_image_shards(section, parts["train"], parts["val"], seed)
     if is_remote(section.dir):
-        raise UserError(
+        raise NoDataError(
             f"data.dir: neither shards nor folders of images in {section.dir}/train; make shards: "
             f"shoal data shard FOLDER {section.dir}"
         )
@@ -42,7 +42,7 @@ def load_image_folder(section: ImageFolder, seed: int) -> Datasets:
         missing = "train" if root is None else "val"
         where = f"{folders[0]} (also looked in {folders[1]})" if root is None else str(root)
         layout = LAYOUT.format(root=root or folders[0])
-        raise UserError(f"data.dir: no folder {missing!r} in {where}. {layout}")
+        raise NoDataError(f"data.dir: no folder {missing!r} in {where}. {layout}")
     classes = list_classes(root / "train")
     unknown = sorted(set(list_classes(root / "val")) - set(classes))
     if unknown:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 from shoal.core.spec import DataSpec
 from shoal.data.dataset import Datasets
 from shoal.data.download import PublicFile, find_file, find_or_fetch, not_found, search_folders
@@ -52,6 +52,6 @@ def _tokenizer(name: str, text: str, folders: Sequence[Path]) -> Tokenizer:
     if name not in ("chars", "bytes"):
         found = find_file(folders, [name])
         if found is None:
-            raise UserError(f"data.tokenizer: {str(not_found(name, folders)).removeprefix('data.dir: ')}")
+            raise NoDataError(f"data.tokenizer: {str(not_found(name, folders)).removeprefix('data.dir: ')}")
         name = str(found)
     return make_tokenizer(name, [text], separated=False, field="data.tokenizer")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 from shoal.core.spec import DataSpec
 from shoal.data.classes import Classes, find_classes, label_column
 from shoal.data.dataset import Datasets
@@ -24,7 +24,9 @@ def load_text_shards(section: TextShards) -> Datasets:
     """`train` and, where it is there, `val`; id 0 is padding, so every id of the tokenizer is one more."""
     train, val = (find_shards(section, part) for part in ("train", "val"))
     if train is None:
-        raise UserError(f"data.dir: no shards in {section.dir}/train; make them: shoal data shard FILES {section.dir}")
+        raise NoDataError(
+            f"data.dir: no shards in {section.dir}/train; make them: shoal data shard FILES {section.dir}"
+        )
     parts = [train, *([val] if val is not None else [])]
     for index, store in parts:
         if index.format not in ("jsonl", "parquet"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 from shoal.core.recycled import RECYCLED
 from shoal.core.spec import DataSpec
 from shoal.data.bad_samples import BadSample, BadSampleError
@@ -71,11 +71,11 @@ def _find(section: Tokens, part: str, name: str) -> tuple[ShardIndex, Store]:
             )
         return found
     if is_remote(section.dir):
-        raise UserError(f"data.dir: no shards in {section.dir}/{part}; make them with shoal data shard --tokenizer")
+        raise NoDataError(f"data.dir: no shards in {section.dir}/{part}; make them with shoal data shard --tokenizer")
     folders = local_folders(section)
     path = find_file(folders, [name])
     if path is None:
-        raise UserError(
+        raise NoDataError(
             f"data.dir: {name} not found in {folders[0]} (also looked in {folders[1]}). Put {section.train_file} "
             f"and {section.val_file} there: token ids one after the other as little-endian {section.dtype}, no "
             f"header, as numpy.array(ids, dtype='<{np.dtype(section.dtype).str[1:]}').tofile('{name}') writes them."

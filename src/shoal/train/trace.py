@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import _engine_run_backward
 
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 from shoal.core.objective import check_loss
 from shoal.core.rng import isolated_rng
 from shoal.models.blocks import repeated_blocks
@@ -29,11 +29,6 @@ from shoal.train.live import LiveBytes
 from shoal.train.pieces import Blocks, Watch, has_own_blocks, num_bytes, pieces_of, pipeline_ends, tensors_in
 from shoal.train.shapes import Shapes, known_shapes, shapes_of
 from shoal.train.share_layers import Traffic, share_layers
-
-
-class UnseenDataError(UserError):
-    """What a model is sized by is not known without its data, and they cannot be looked at."""
-
 
 _CPU = torch.device("cpu")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,10 +89,8 @@ class Tracer:
         shapes = None if hasattr(self.task, "datasets") else known_shapes(self.recipe.data)
         try:
             return shapes or shapes_of(datasets_of(self.task, self.recipe), self.recipe.data, self.recipe.train.seed)
-        except UserError as error:
-            raise UnseenDataError(str(error)) from error
-        except OSError as error:  # of datasets of the user's own
-            raise UnseenDataError(f"data: {error}") from error
+        except FileNotFoundError as error:  # of datasets of the user's own
+            raise NoDataError(f"data: {error}") from error
 
     def profile(self, micro_batch: int, form: Form | None = None) -> Profile:
         """What a micro-batch of so many samples needs, on one worker."""

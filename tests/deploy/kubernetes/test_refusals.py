@@ -77,6 +77,8 @@ WRONG = {
         f"environment.{name}=x": (f"environment.{name}: is set by KubeRay as auth, tls, gcsFaultTolerance and",)
         for name in ("RAY_AUTH_MODE", "RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "RAY_USE_TLS", "RAY_enable_autoscaler_v2")
     },
+    "rbac.submitters[0].kind=ServiceAccount,rbac.submitters[0].name=a": ("the service account a needs its namespace",),
+    "monitoring.labels=null": ("/monitoring", "labels"),
     "nccl.environment.RAY_AUTH_MODE=disabled": ("nccl.environment.RAY_AUTH_MODE: is set by KubeRay",),
     "job.enabled=true": ("job.name: is missing",),
     "job.name=My_Job": ("/job/name", "does not match"),
@@ -89,6 +91,10 @@ def test_refused(setting: str):
     assert result.returncode == 1 and result.stdout == ""
     for words in WRONG[setting]:
         assert words in result.stderr
+
+
+def test_what_kubernetes_takes_is_taken():
+    assert template([*NAMED, "quota.hard.hugepages-2Mi=4Gi", "environment.REDIS_URL=redis://x"]).returncode == 0
 
 
 @pytest.mark.parametrize("path", ["/tmp/runs", "/home/shoal/runs", "/opt/runs", "/var/lib/shoal"])

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.core.errors import UserError
+from shoal.core.errors import NoDataError, UserError
 from shoal.core.remote import Access, Remote, RemoteError
 from shoal.core.storage import expand_home
 from shoal.data.download import search_folders
@@ -61,7 +61,7 @@ def _find_remote(section: "ImageFolder | TextShards | Tokens", part: str) -> tup
     try:
         content = Remote(url, Access("data.dir")).read(INDEX)
     except RemoteError as error:
-        raise UserError(f"data.dir: {error}; check address and credentials") from error
+        raise NoDataError(f"data.dir: {error}; check address and credentials") from error
     index = parse_index(content, f"{url}/{INDEX}") if content is not None else _listed(section, part)
     if index is None:
         return None

@@ -17,7 +17,7 @@ from shoal.deploy.doctor.finding import Finding
 
 CONNECT_WITHIN_S = 60.0
 SILENT_S = 240.0
-"""Longer than any step may last by its own limits."""
+"""Longer than anything may last, by limits of its own, between two words of it."""
 _CLOSE_WITHIN_S = 20.0
 """To end what was started on the cluster."""
 _LEAVE_WITHIN_S = 1.0
@@ -74,8 +74,9 @@ def _follow(
         if said.get("is_end"):
             return
         if "doing" in said:
+            if doing != said["doing"]:  # else it goes on with it
+                tell(said["doing"])
             doing = said["doing"]
-            tell(doing)
         else:
             finding = Finding(**said)
             limit_s = SILENT_S  # it is connected
@@ -115,6 +116,7 @@ def main() -> int:
         with contextlib.closing(check_cluster(**wanted, tell=lambda words: say(doing=words))) as findings:
             for finding in findings:
                 say(**finding.to_record())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
         say(is_end=True)
     except (KeyboardInterrupt, BrokenPipeError):
         return 1

@@ -80,8 +80,7 @@ def _check_places(visit: "Visit", storage: str | None, tell: Tell) -> Iterator[F
 
     tell("looking at each machine")
     seen = yield from _check_machines(visit)
-    tell("comparing clocks")
-    yield _of_cluster(skew.judge_skew(_offsets(visit)))
+    yield _of_cluster(skew.judge_skew(_offsets(visit, tell)))
     used = busy()
     links = _measure_links(visit, tell)
     for finding in pairs.judge_links(links, used):
@@ -130,11 +129,12 @@ def _check_machines(visit: "Visit") -> Generator[Finding, None, dict[str, int]]:
     return seen
 
 
-def _offsets(visit: "Visit") -> dict[str, skew.Offset]:
+def _offsets(visit: "Visit", tell: Tell) -> dict[str, skew.Offset]:
     from ray.exceptions import RayError
 
     found = {}
     for place in visit.places:
+        tell("comparing clocks")
         with contextlib.suppress(RayError):  # one that has gone meanwhile is told of by the checks that need it
             trips = skew.ask_clock(lambda place=place: visit.ask_one(place, "now", _ANSWER_WITHIN_S))  # type: ignore[misc]
             found[place.name] = skew.offset_of(trips)
@@ -150,10 +150,11 @@ def _measure_links(visit: "Visit", tell: Tell) -> dict[Pair, Link]:
     links: dict[Pair, Link] = {("nobody", name): Link(error=why) for name, why in answers.errors.items()}
     try:
         for number, pairs_of_round in enumerate(rounds, 1):
-            tell(f"measuring the network, {number} of {len(rounds)}")
             for directed in (pairs_of_round, [(other, one) for one, other in pairs_of_round]):
+                tell(f"measuring the network, {number} of {len(rounds)}")
                 links |= _measure(visit, places, ports, directed)
         for directed in pairs.in_rounds(pairs.slow_links(links)[:_AGAIN]):
+            tell("measuring slow links again")
             again = _measure(visit, places, ports, directed)
             links |= {pair: links[pair].better(link) for pair, link in again.items()}
     finally:

@@ -13,7 +13,7 @@ def need_of(recipe: Recipe, of_gpu: int | None) -> tuple[Need, list[str]]:
     """What a worker needs at most, and what the user should know about it: of fewer workers, each holds more.
 
     Raises:
-        UnseenDataError: The model is sized by data that are not here; none are downloaded for this.
+        NoDataError: The model is sized by data that are not here; none are downloaded for this.
     """
     if recipe.data is not None and getattr(recipe.data, "download", False):
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"download": False})})
