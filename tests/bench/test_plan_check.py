@@ -1,7 +1,8 @@
 """What is foreseen is what real workers take."""
 
-import gc
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,10 +159,7 @@ def test_what_is_wrong_with_a_task_is_told(in_loss: str, error: type[Exception],
         measure(load_recipe([own_recipe("task_of_check")]), 2)
 
 
-def test_the_memory_of_this_process_is_seen_to_rise_and_fall() -> None:
-    if not os.access("/proc/self/clear_refs", os.W_OK):
-        pytest.skip("the kernel does not let a process reset its peak")
-    gc.collect()  # what tests before have left would go meanwhile
+def memory_rises_and_falls() -> None:
     memory, size = HostMemory(), 64 << 20
     tensor = torch.ones(size // 4)
     assert memory.now() > 0.9 * size
@@ -173,3 +171,11 @@ def test_the_memory_of_this_process_is_seen_to_rise_and_fall() -> None:
     assert with_pinned.now() > 0.9 * size and with_pinned.peak() > 0.9 * size and memory.now() < 0.5 * size
     del shared
     del memory
+
+
+def test_the_memory_of_a_process_is_seen_to_rise_and_fall() -> None:
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("the kernel does not let a process reset its peak")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        # Of this one, what tests before have left would be given back meanwhile.
+        alone.submit(memory_rises_and_falls).result()

@@ -133,6 +133,7 @@ def test_a_job_is_followed_to_its_end(operator: Operator, tmp_path: Path, capfd:
     assert config is not None and config["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
 
 
+@pytest.mark.slow
 def test_a_try_that_fails_is_followed_by_another_that_goes_on(
     operator: Operator, here: Path, tmp_path: Path, capfd: Capture
 ) -> None:
@@ -397,7 +398,7 @@ def test_data_that_are_here_and_do_not_fit_the_recipe_are_refused(here: Path, ca
     assert submit(*words) == 0
     assert "cannot be looked at here" not in capsys.readouterr().err
     assert submit(*words, "data.train_samples=99999") == 2
-    assert "data.train_samples: 99999 are asked for and the file has 40" in capsys.readouterr().err
+    assert "data.train_samples: 99999 rows to train on and 0 to validate on are asked for" in capsys.readouterr().err
 
 
 def test_texts_that_look_like_numbers_and_flags_stay_texts(api: ApiServer, here: Path, capsys: Capture) -> None:

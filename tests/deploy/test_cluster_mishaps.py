@@ -100,6 +100,7 @@ def test_of_two_starts_at_once_one_is_refused(machines: list[Machine]) -> None:
     head.cluster("cleanup", "--token")
 
 
+@pytest.mark.slow
 def test_joins_that_fail_or_are_cut_off(network: Network, machines: list[Machine]) -> None:
     head, first, second = machines
     (head.network.shared / "env").symlink_to(BINARIES.parent)

@@ -263,6 +263,7 @@ def test_a_raylet_that_does_not_answer_is_told(hosts: Hosts) -> None:
     assert told.status == 1 and f"connecting to {hosts.cluster}" in told.of("connect")["found"]
 
 
+@pytest.mark.slow
 def test_the_disk_that_ray_uses_is_looked_at(hosts: Hosts) -> None:
     disk = hosts.folder / "disk"
     disk.mkdir()
