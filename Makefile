@@ -13,11 +13,11 @@ PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-ch
 train: $(VENV)/.base
 	$(BIN)/shoal train --workers 2
 
-# Three files at a time, as tests wait much; then, one by one, the tests of how long something takes.
+# Two files at a time; then, one by one, the tests of how long something takes.
 test: SPEED := and not slow
 test test-all: check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -m "not alone $(SPEED)" --numprocesses 3 --dist loadfile
+	$(BIN)/python -m coverage run -m pytest -m "not alone $(SPEED)" --numprocesses 2 --dist loadfile
 	$(BIN)/python -m coverage run -m pytest -m "alone $(SPEED)"
 	$(BIN)/python -m coverage run --source shoal -m shoal.cli.main --version # files that nothing has run
 	$(BIN)/python -m coverage combine --quiet
