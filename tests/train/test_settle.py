@@ -182,7 +182,7 @@ def test_on_one_gpu_what_is_foreseen_is_tried(tmp_path: Path) -> None:
 
 def test_on_several_gpus_nothing_is_tried_and_a_reserve_is_kept(ranks: MakeRanks, tmp_path: Path) -> None:
     """One that runs out of memory would leave the others waiting for it in the middle of a step."""
-    tree = GPT | {"parallel": {"strategy": "ddp"}}
+    tree = GPT | {"parallel": {"strategy": "ddp"}, "train": GPT["train"] | {"precision": "fp32"}}
     recipe = recipe_of(tree, workers=2, micro_batch="auto")
     needs = {size: needed(recipe_of(tree, workers=2, micro_batch=size)) for size in (1, 4, 8)}
     words = {}

@@ -20,6 +20,7 @@ from shoal.parallel.numerics import torch_settings
 from shoal.recipe.load import check_tree
 from shoal.recipe.schema import Recipe
 from shoal.train.build import build
+from shoal.train.hardware import for_workers
 
 _WARMUP = 4
 """Steps before any that count: memory is taken, and PowerSGD begins to pack."""
@@ -31,7 +32,7 @@ def measure(process: Process, tree: dict[str, Any], steps: int, threads: int, fo
     What communication costs is read from the profiler's trace. It makes a step a little longer, so how long a step
     takes is told by the clock.
     """
-    recipe = check_tree(tree).recipe
+    recipe = for_workers(check_tree(tree).recipe, process)
     threads = recipe.cluster.threads_per_worker or threads
     settings = torch_settings(precision=recipe.train.precision, threads=threads, device=process.device)
     pinning = pinned(process, threads) if recipe.cluster.pin_cores else contextlib.nullcontext()

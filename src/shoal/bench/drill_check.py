@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.folder import step_folders
+from shoal.core.process import choose_device
 from shoal.observe.runs import read_events, read_metrics
+from shoal.recipe.automatic import with_numerics
 from shoal.recipe.schema import Recipe
+from shoal.train.hardware import hardware_of
 
 TOLERANCE = 1e-4
 """By how much a loss may differ where another number of workers adds up in another order."""
@@ -190,8 +193,9 @@ def excuses_of(recipe: Recipe, run_dir: Path) -> list[str]:
         found.append("the model draws random numbers, such as dropout, and each worker draws its own")
     if checkpoints and any(name.endswith("running_mean") for name in _tensor_names(checkpoints[-1])):
         found.append("batch norm sees the samples of one worker")
-    if recipe.train.precision in ("bf16", "fp16"):
-        found.append(f"train.precision is {recipe.train.precision}")
+    precision = with_numerics(recipe, hardware_of(choose_device(recipe.cluster.gpus_per_worker))).train.precision
+    if precision in ("bf16", "fp16"):
+        found.append(f"train.precision is {precision}")
     if recipe.parallel.compress != "none":
         found.append(f"parallel.compress is {recipe.parallel.compress}")
     if recipe.parallel.sync_every > 1:

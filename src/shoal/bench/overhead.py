@@ -39,6 +39,7 @@ from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
 from shoal.train.build import step_settings
 from shoal.train.feeding import Feeding, plan_feeding
+from shoal.train.hardware import for_workers
 from shoal.train.vitals import Vitals
 
 MNIST_SIZED: dict[str, Any] = {
@@ -71,6 +72,7 @@ def measure(loaded: LoadedRecipe, steps: int, rounds: int, say: Say = lambda lin
         every = recipe.observe.every_steps
         steps = -(-steps // every) * every  # so that each turn has its share of reports
         device = choose_device(recipe.cluster.gpus_per_worker)
+        recipe = for_workers(recipe, Process(0, 1, device))
         with torch_settings(precision=recipe.train.precision, threads=recipe.cluster.threads_per_worker, device=device):
             unit, feeding, objective = _build(recipe, device)
             with _observed(recipe, unit, Path(temporary)) as (observer, folder):
@@ -106,7 +108,9 @@ def _clock(device: torch.device) -> Clock:
 
 
 def _circumstances(recipe: Recipe, device: torch.device) -> Circumstances:
-    return Circumstances(is_gpu=device.type == "cuda", precision=recipe.train.precision, compiles=recipe.train.compile)
+    return Circumstances(
+        is_gpu=device.type == "cuda", precision=recipe.train.precision, compiles=recipe.train.compile is True
+    )
 
 
 def _system(device: torch.device) -> SystemWatch:

@@ -23,6 +23,7 @@ from shoal.recipe.parallel_checks import unused_sections
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task
 from shoal.train.build import build, datasets_of
+from shoal.train.hardware import for_workers
 
 
 class HostMemory:
@@ -78,7 +79,7 @@ class GpuMemory:
 
 def measure(process: Process, tree: dict[str, Any], num_steps: int) -> dict[str, Any]:
     """Take steps of a recipe, as one of its workers; what memory they took, in bytes, and how long."""
-    recipe = check_tree(tree).recipe
+    recipe = for_workers(check_tree(tree).recipe, process)
     cores = len(os.sched_getaffinity(0))
     settings = torch_settings(
         precision=recipe.train.precision,

@@ -35,6 +35,7 @@ from shoal.tasks.build import build_task, task_objective
 from shoal.train.build import step_settings
 from shoal.train.data_watch import DataWatch
 from shoal.train.feeding import plan_feeding
+from shoal.train.hardware import for_workers
 from shoal.train.loop import run_loop
 from shoal.train.plan import Plan
 from shoal.train.schedule import learning_rate, peak_lr
@@ -68,14 +69,16 @@ def build_bench(recipe: Recipe) -> Bench:
     """What both loops share."""
     if recipe.data is None or recipe.model is None:
         raise UserError(f"bench step: needs the recipe's own data: and model:, but task {recipe.task.name} brings them")
-    device = choose_device(recipe.cluster.gpus_per_worker)
+    process = Process(0, 1, choose_device(recipe.cluster.gpus_per_worker))
+    recipe = for_workers(recipe, process)
+    assert recipe.data is not None and recipe.model is not None
     datasets = build_datasets(recipe.data, recipe.train.seed)
     if not reads_batches(datasets.train):
         raise UserError(f"data.name: {recipe.data.name} is read item by item; bench step needs whole batches")
     seed_all(recipe.train.seed)
     model = build_model(recipe.model, datasets.spec)
     objective = task_objective(build_task(recipe.task))
-    return Bench(recipe, datasets.train, model, objective, Process(0, 1, device))
+    return Bench(recipe, datasets.train, model, objective, process)
 
 
 def measure(recipe: Recipe, steps: int, rounds: int, warmup: int) -> dict[str, Any]:
@@ -130,12 +133,12 @@ class _ShoalLoop:
             recipe.parallel, copy.deepcopy(bench.model), bench.objective, step_settings(recipe), bench.process
         )
         self.order = Order(len(bench.dataset), recipe.train.global_batch, recipe.train.seed)
+        datasets = Datasets(bench.dataset, None, DataSpec())
+        self.feeding = plan_feeding(recipe, datasets, bench.objective, bench.process)
 
     def run(self, steps: int) -> float:
         """Seconds for `steps` steps."""
-        recipe = self.bench.recipe
-        datasets = Datasets(self.bench.dataset, None, DataSpec())
-        feeding = plan_feeding(recipe, datasets, self.bench.objective, self.bench.process)
+        recipe, feeding = self.bench.recipe, self.feeding
         plan = Plan(steps, self.order.steps_per_epoch, steps + 1, steps + 1, recipe.observe.every_steps)
         with tempfile.TemporaryDirectory() as temporary:
             folder = RunFolder(Path(temporary) / "run")
@@ -147,7 +150,7 @@ class _ShoalLoop:
                 state=TrainState(),
                 unit=self.unit,
                 batches=lambda step: train_batches(
-                    self.bench.dataset,
+                    feeding.datasets.train,
                     self.order,
                     step,
                     plan.num_steps,

@@ -22,6 +22,13 @@ def move(data: Any, device: torch.device) -> Any:
     return data.to(device) if hasattr(data, "to") else data
 
 
+def channels_last(data: Any) -> Any:
+    """A batch as tuples of tensors, with its images laid out channel by channel for each pixel; others stay."""
+    if isinstance(data, torch.Tensor):
+        return data.contiguous(memory_format=torch.channels_last) if data.ndim == 4 else data
+    return type(data)(map(channels_last, data)) if type(data) in (list, tuple) else data
+
+
 def leaves(data: Any) -> Iterator[Any]:
     """What `move` comes to in the end: tensors, objects that move themselves, and things that stay."""
     if isinstance(data, dict):

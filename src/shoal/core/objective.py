@@ -28,6 +28,8 @@ class Objective:
     """Items that `loss` will sum over in a batch, where that is known before the forward pass."""
     items: str = "samples"
     """What is counted: samples or tokens."""
+    is_traceable: bool = False
+    """Whether `loss` is plain tensor arithmetic, which torch.compile and CUDA graphs may take as a whole."""
 
 
 def check_loss(loss: Any, trains: bool = False) -> None:

@@ -67,8 +67,8 @@ def load_csv_text(section: CsvText) -> Datasets:
     labels = _encode_labels(rows, classes)[train]
     val_labels = _encode_labels(val_rows, classes)[val]
     return Datasets(
-        train=MemoryDataset(tokens[: len(train)], labels, transform=trim_padding, is_for_device=False),
-        val=MemoryDataset(tokens[len(train) :], val_labels, transform=trim_padding, is_for_device=False),
+        train=MemoryDataset(tokens[: len(train)], labels, transform=trim_padding, trims=True),
+        val=MemoryDataset(tokens[len(train) :], val_labels, transform=trim_padding, trims=True),
         spec=DataSpec(num_classes=len(classes), vocab_size=num_ids),
     )
 

@@ -62,27 +62,28 @@ def in_one_go(dataset: Any) -> Any:
 class MemoryDataset:
     """Tensors held in memory and read by whole-batch indexing."""
 
-    def __init__(
-        self, *tensors: torch.Tensor, transform: BatchTransform | None = None, is_for_device: bool = True
-    ) -> None:
+    def __init__(self, *tensors: torch.Tensor, transform: BatchTransform | None = None, trims: bool = False) -> None:
         assert tensors and all(len(tensor) == len(tensors[0]) for tensor in tensors)
         self.tensors = tensors
         self.transform = transform
-        self.is_for_device = is_for_device
-        """Whether the transform may be computed on a GPU; not where it must know values, for which it would wait."""
+        self.trims = trims
+        """Whether the transform cuts off padding: for that it must know values, for which a GPU would wait."""
 
     @property
     def batch_transform(self) -> BatchTransform | None:
         """What may be computed on the device."""
-        return self.transform if self.is_for_device else None
+        return None if self.trims else self.transform
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
     def to(self, device: torch.device) -> "MemoryDataset":
-        """The same with its tensors on a device, where batches are then cut out and transformed."""
+        """The same with its tensors on a device, where batches are then cut out and transformed.
+
+        Padding is not cut off there: batches of one size are worth more to a GPU than short ones.
+        """
         moved = (tensor.to(device) for tensor in self.tensors)
-        return MemoryDataset(*moved, transform=self.transform, is_for_device=self.is_for_device)
+        return MemoryDataset(*moved, transform=None if self.trims and device.type != "cpu" else self.transform)
 
     def raw(self, indices: np.ndarray, epoch: int) -> tuple[torch.Tensor, ...]:
         """The rows at `indices` of every tensor."""

@@ -5,6 +5,7 @@ from torch import nn
 
 from shoal.core.spec import DataSpec
 from shoal.models import section as sections
+from shoal.models.linear_cross_entropy import SumsLoss, linear_cross_entropy
 from shoal.models.needs import running_text
 from shoal.models.transformer import BLOCK_TENSOR, Block, check_heads, init_weights
 
@@ -25,7 +26,7 @@ def build_gpt(section: sections.Gpt, spec: DataSpec) -> "Gpt":
     )
 
 
-class Gpt(nn.Module):
+class Gpt(SumsLoss):
     """Learned positions, pre-norm blocks with causal attention, a final norm and the output projection."""
 
     shoal_stages = ("embed", "predict")
@@ -69,12 +70,20 @@ class Gpt(nn.Module):
             self.head.weight = self.token_embedding.weight
         init_weights(self)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Token ids `[batch, tokens]` -> logits `[batch, tokens, vocabulary]` for the token after each."""
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Token ids `[batch, tokens]` -> logits `[batch, tokens, vocabulary]` for the token after each.
+
+        With targets of the tokens' shape, where it `sums_loss`: the sum of their cross-entropy instead.
+        """
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.predict(x)
+        if targets is None:
+            return self.predict(x)
+        hidden = self.norm(x).flatten(0, 1)
+        if torch.is_autocast_enabled("cuda"):
+            hidden = hidden.to(torch.get_autocast_dtype("cuda"))
+        return linear_cross_entropy(hidden, self.head.weight, targets.flatten(), self.fp8_head)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids `[batch, tokens]` -> `[batch, tokens, dim]`."""

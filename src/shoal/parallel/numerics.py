@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -85,19 +85,6 @@ def _set_allocator(settings: str) -> None:
         apply(settings)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"cluster.gpu_allocator: PyTorch refuses {settings!r}: {str(error).splitlines()[0]}") from error
-
-
-def compiled(model: nn.Module, by_block: bool = False) -> nn.Module:
-    """The model to call, through torch.compile.
-
-    By block: each repeated block by itself, where what is between them (gathering weights, sending) is not compiled.
-    """
-    if by_block and (blocks := repeated_blocks(model)):
-        for _, block in blocks:
-            block.compile()
-        return model
-    # Wrapped rather than compiled in place: in place, a plain nn.Sequential silently stays as it is.
-    return cast(nn.Module, torch.compile(model))
 
 
 def recompute_activations(model: nn.Module) -> None:

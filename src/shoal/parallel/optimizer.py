@@ -33,6 +33,15 @@ def build_optimizer(model: nn.Module, section: OptimSection) -> torch.optim.Opti
     return kind(groups, **options)
 
 
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """For the next update; into the memory where a recorded one looks for it, if there is any."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
 def add_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
     """For weights whose first gradient comes later than that of others: PyTorch's fused SGD takes all or none.
 

@@ -136,7 +136,7 @@ class PipelineUnit(Replica):
             raise UserError(
                 "task.count found nothing to learn from in a whole step; check the data and train.global_batch"
             )
-        batches = [self._to_device(micro.data) if self._computes_loss else micro.data for micro in micros]
+        batches = [self.to_device(micro.data) if self._computes_loss else micro.data for micro in micros]
         with self.autocast:
             inputs = [self._inputs(batch, derive_seed(seed, number)) for number, batch in enumerate(batches)]
         losses = StepLosses(self, micros, batches, inputs, expected, seed)
@@ -217,7 +217,7 @@ class PipelineUnit(Replica):
             self.buffers_differ = False
         if not batch.num_samples:
             return {}
-        data = self._to_device(batch.data) if self._computes_loss else batch.data
+        data = self.to_device(batch.data) if self._computes_loss else batch.data
 
         def measure(model: Any) -> Measured:
             with self.autocast, isolated_rng(0, self.device):

@@ -12,14 +12,23 @@ from torch import nn
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
-from shoal.core.move import move
+from shoal.core.move import channels_last, move
 from shoal.core.objective import Count, LossResult, Measured, Objective, check_loss
 from shoal.core.parts import copy_own_part, is_distributed, shape_of
 from shoal.core.process import Process
 from shoal.core.weights import named_weights, take_weights
+from shoal.models.linear_cross_entropy import SumsLoss, is_available
 from shoal.parallel.clip import SharedScaler, clip_gradients, local_gradient, num_holders
-from shoal.parallel.numerics import autocast, build_scaler, check_precision, compiled, recompute_activations
-from shoal.parallel.optimizer import add_missing_momentum, build_optimizer, load_optimizer_tensors, optimizer_tensors
+from shoal.parallel.compiling import compiled, compiled_loss
+from shoal.parallel.fp8 import use_fp8
+from shoal.parallel.numerics import autocast, build_scaler, check_precision, recompute_activations
+from shoal.parallel.optimizer import (
+    add_missing_momentum,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_lr,
+)
 from shoal.parallel.unit import Lap, StepLoss, StepSettings, UnitState, untimed
 
 
@@ -39,6 +48,13 @@ class Replica:
         check_precision(settings.precision, process.device)
         self.model = model if is_divided else model.to(process.device)
         own_memory(self.model)
+        self.is_channels_last = settings.channels_last and not is_divided
+        if self.is_channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if isinstance(self.model, SumsLoss):
+            self.model.sums_loss = process.device.type == "cuda" and not is_divided and is_available()
+        if settings.fp8:
+            use_fp8(self.model, process.device)
         self.is_divided = is_divided
         self.lap: Lap = untimed
         self.objective = objective
@@ -48,9 +64,14 @@ class Replica:
         self.data_size = process.world_size
         self.world_size = process.world_size
         self.group = process.group
+        self.tell = process.tell
         if settings.activation_checkpointing:
             recompute_activations(self.model)
         self.forward = compiled(self.model, by_block=is_divided) if settings.compile else self.model
+        self.loss_of: Callable[[Any], LossResult] = lambda batch: objective.loss(self.forward, batch)
+        """The task's loss on a batch that is on the device."""
+        if settings.compile and objective.is_traceable and not is_divided:
+            self.loss_of = compiled_loss(objective, self.model, settings.micro_batch)
         self.optimizer = build_optimizer(self.model, settings.optim)
         if is_divided and settings.optim.name == "sgd":
             for group in self.optimizer.param_groups:
@@ -71,10 +92,6 @@ class Replica:
         self.count_is_checked = False
         self.returns_sums = False
         """Whether the task's loss is (sum, count) rather than a mean; known after the first forward pass."""
-
-    def loss_of(self, batch: Any) -> LossResult:
-        """The task's loss on a batch that is on the device."""
-        return self.objective.loss(self.forward, batch)
 
     def count(self, step: StepBatch) -> int:
         """Items of this worker's share, counted on the host, where the batches still are: no device is waited for."""
@@ -145,13 +162,13 @@ class Replica:
         with self.adding_up():
             for number, micro in enumerate(step.microbatches):
                 with before_last() if number < last else contextlib.nullcontext():
-                    batch = self._to_device(micro.data)
+                    batch = self.to_device(micro.data)
                     self.lap("h2d")
                     with self.autocast:
                         loss = loss_of(batch)
                     check_loss(loss, trains=True)
                     self.returns_sums = isinstance(loss, tuple)
-                    share, term, count = self._share(loss, micro.num_samples, expected(), weight)
+                    share, term, count = self.share(loss, micro.num_samples, expected(), weight)
                     if term is not None:
                         terms.append(term)
                     total = total + count
@@ -160,7 +177,7 @@ class Replica:
                     self.lap("backward")
         return StepLoss(terms, total)
 
-    def _share(
+    def share(
         self, loss: LossResult, num_samples: int, expected: float, weight: int
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, int] | None, Count]:
         """What of a micro-batch goes into the gradient, into the reported loss, and into the count."""
@@ -168,7 +185,8 @@ class Replica:
             return (loss[0] if isinstance(loss, tuple) else loss) * 0.0, None, 0
         if isinstance(loss, tuple):
             loss_sum, count = loss
-            return loss_sum * (weight / expected) if weight > 1 else loss_sum / expected, (loss_sum.detach(), 1), count
+            share = loss_sum * (weight / expected) if weight > 1 else divided(loss_sum, expected)
+            return share, (loss_sum.detach(), 1), count
         if self.objective.count is not None:
             raise UserError("task.loss returned a mean, but the task has count(); return (sum, count) or drop count()")
         factor = num_samples * weight / expected
@@ -198,9 +216,13 @@ class Replica:
 
     def optimizer_step(self, lr: float) -> None:
         """Clip, update the weights, and clear the gradients."""
+        set_lr(self.optimizer, lr)
+        self.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def update(self) -> None:
+        """Clip, and update the weights by the gradients that are there."""
         optimizer = self.optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = lr
         if self.settings.clip_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(optimizer)
@@ -211,7 +233,6 @@ class Replica:
             self.scaler.update()
         else:
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients down to `max_norm`; returns what their norm was."""
@@ -225,7 +246,7 @@ class Replica:
             self.share_buffers()
             self.buffers_differ = False
         with torch.no_grad(), self.autocast:
-            return self.objective.metrics(self.forward, self._to_device(batch.data), batch.num_samples)
+            return self.objective.metrics(self.forward, self.to_device(batch.data), batch.num_samples)
 
     def share_buffers(self, names: Collection[str] | None = None) -> None:
         """Those of the first worker become everybody's: all, or some."""
@@ -299,8 +320,18 @@ class Replica:
             # On the device, where workers can talk: what is offloaded lies in the host's memory.
             yield name, cast("Any", tensor.to(self.device)).full_tensor() if is_distributed(tensor) else tensor
 
-    def _to_device(self, data: Any) -> Any:
-        return data if self.device.type == "cpu" else move(data, self.device)
+    def to_device(self, data: Any) -> Any:
+        """A batch where it is computed on, laid out as it is computed with."""
+        if self.device.type != "cpu":
+            data = move(data, self.device)
+        return channels_last(data) if self.is_channels_last else data
+
+
+def divided(total: torch.Tensor, count: torch.Tensor | float) -> torch.Tensor:
+    """`total / count`; to the bit the same whether the count is on the host or, for a recorded step, on the GPU."""
+    if isinstance(count, torch.Tensor):  # a GPU divides by a number of the host's by multiplying with its inverse
+        return total * count.reciprocal()
+    return total / count
 
 
 def share_tensors(tensors: list[torch.Tensor]) -> None:

@@ -73,7 +73,7 @@ class StepLosses:
             loss = answer(lambda model: unit.objective.loss(model, batch), unit.model, "task.loss", output)
         check_loss(loss, trains=True)
         unit.returns_sums = isinstance(loss, tuple)
-        share, term, count = unit._share(loss, self.micros[number].num_samples, self.expected, 1)
+        share, term, count = unit.share(loss, self.micros[number].num_samples, self.expected, 1)
         if term is not None:
             self.terms.append(term)
         self.total = self.total + count

@@ -26,6 +26,9 @@ class _ReachedError(BaseException):
 class _StandIn:
     """As much of a model as a task may use: that it can be called, and whether it is training."""
 
+    sums_loss = False
+    """Not even where the model does: its output is on another worker than its beginning."""
+
     def __init__(self, model: nn.Module, where: str) -> None:
         self._model = model
         self._where = where

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -26,6 +26,10 @@ class StepSettings:
     optim: OptimSection
     precision: str = "fp32"
     compile: bool = False
+    cuda_graphs: bool | Literal["auto"] = False
+    """`auto`: where the model is small."""
+    channels_last: bool = False
+    fp8: bool = False
     clip_norm: float | None = None
     activation_checkpointing: bool = False
     global_batch: int = 1

@@ -149,7 +149,7 @@ def _deepspeed_problems(recipe: Recipe) -> Found:
         yield ("parallel", "deepspeed", "offload_optimizer"), what
     if "nvme" in (section.offload_optimizer, section.offload_params) and section.nvme_dir is None:
         yield ("parallel", "deepspeed", "nvme_dir"), "is required by offloading to nvme: a folder on a fast disk"
-    if section.stage == 3 and recipe.train.compile:
+    if section.stage == 3 and recipe.train.compile is True:
         yield (
             ("train", "compile"),
             "does not go with stage 3 of parallel.deepspeed, which gathers weights in hooks that a compiled model does "

@@ -32,10 +32,23 @@ class TrainSection(Section):
     """Samples that one worker computes at once; null takes the worker's whole share (in a pipeline, what makes two
     micro-batches a stage). Fewer needs less memory. `auto` finds the largest that fits, and keeps to it; the global
     batch stays what it is."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """fp32; tf32 (NVIDIA matmuls); bf16 autocast; fp16 autocast with dynamic loss scaling."""
-    compile: bool = False
-    """Run the model through torch.compile: slower first steps, faster ones after."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """fp32; tf32 (NVIDIA matmuls); bf16 autocast; fp16 autocast with dynamic loss scaling. `auto`: bf16 on GPUs that
+    have it, fp32 elsewhere."""
+    compile: bool | Literal["auto"] = "auto"
+    """Run model and loss through torch.compile: slower first steps, faster ones after. `auto`: on GPUs, for shipped
+    tasks and models that gain by it, with one worker or ddp."""
+    cuda_graphs: bool | Literal["auto"] = "auto"
+    """Have the GPU repeat a recorded step instead of being told each operation: for models so small that the host
+    cannot keep up. Numbers stay the same. One worker, one micro-batch a step. `auto`: for shipped tasks and models of
+    at most 50 million weights. True with a task of your own: nothing in its `loss` may depend on values, or change from
+    step to step."""
+    channels_last: bool | Literal["auto"] = "auto"
+    """Lay out images and convolutions' weights channel by channel for each pixel, which GPUs convolve faster. `auto`:
+    on GPUs, for shipped models with convolutions."""
+    fp8: bool = False
+    """Compute large matrix products of a transformer's forward and backward pass in 8-bit floats: faster on NVIDIA
+    GPUs since Hopper and Ada, and less exact. Needs precision bf16, and one worker or ddp."""
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Scale the gradient down to this norm where it is larger."""
     activation_checkpointing: bool = False

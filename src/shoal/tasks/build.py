@@ -45,7 +45,13 @@ def task_objective(task: Any) -> Objective:
             measured["loss"] = _as_sum("loss", loss, num_samples)
         return measured
 
-    return Objective(loss=task.loss, metrics=measure, count=count, items=getattr(task, "items", "samples"))
+    return Objective(
+        loss=task.loss,
+        metrics=measure,
+        count=count,
+        items=getattr(task, "items", "samples"),
+        is_traceable=isinstance(task, ClassificationTask | LanguageModellingTask),
+    )
 
 
 def _as_sum(name: str, value: Any, num_samples: int) -> tuple[torch.Tensor, Count]:

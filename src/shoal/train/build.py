@@ -32,6 +32,7 @@ from shoal.recipe.identity import fixed_fields
 from shoal.recipe.schema import Recipe
 from shoal.tasks.build import build_task, task_objective
 from shoal.train.feeding import Feeding, plan_feeding
+from shoal.train.hardware import for_workers
 from shoal.train.initial import Described, describe
 from shoal.train.state import Identity
 
@@ -93,6 +94,7 @@ class Built:
 
 def build(recipe: Recipe, process: Process) -> Built:
     """Build everything, with random numbers that depend on the seed and the rank alone."""
+    recipe = for_workers(recipe, process)
     seed = recipe.train.seed
     seed_all(derive_seed(seed, 0))
     task = build_task(recipe.task)
@@ -119,7 +121,10 @@ def step_settings(recipe: Recipe, world_size: int = 1) -> StepSettings:
     return StepSettings(
         optim=recipe.optim,
         precision=recipe.train.precision,
-        compile=recipe.train.compile,
+        compile=recipe.train.compile is True,
+        cuda_graphs=recipe.train.cuda_graphs,
+        channels_last=recipe.train.channels_last is True,
+        fp8=recipe.train.fp8,
         clip_norm=recipe.train.clip_norm,
         activation_checkpointing=recipe.train.activation_checkpointing,
         global_batch=recipe.train.global_batch,

@@ -16,6 +16,7 @@ from shoal.data.loader import Loading
 from shoal.data.order import Order
 from shoal.data.processes import open_reader
 from shoal.data.section import TaskData
+from shoal.models.section import Lstm
 from shoal.recipe.schema import Recipe
 from shoal.train.plan import make_plan
 from shoal.train.ray_feed import RayFeed
@@ -40,7 +41,8 @@ def plan_feeding(
     section: Any = recipe.data or TaskData()
     device = process.device
     kind = choose_loader(section.loader, datasets.train)
-    if getattr(section, "resident", False):
+    resident = getattr(section, "resident", False)
+    if resident is True or (resident == "auto" and kind == "memory" and _may_reside(recipe, datasets, device)):
         datasets = _resident(datasets, section.workers, device)
     streaming = Streaming(getattr(section, "window", _WINDOW), getattr(section, "lanes", 1))
     order = make_order(datasets.train, kind, recipe.train.global_batch, recipe.train.seed, streaming)
@@ -89,6 +91,7 @@ def plan_feeding(
 
 
 _WINDOW = 16_384
+_FEW_BYTES = 2_000_000_000
 _RAY_READERS = 2
 
 
@@ -96,6 +99,21 @@ def _like(asked: str, dataset: Any) -> str:
     """What is asked for the training data need not fit the validation data."""
     is_odd = asked == "stream" or (asked == "ray" and isinstance(dataset, IterableRows))
     return "auto" if is_odd else asked
+
+
+def _may_reside(recipe: Recipe, datasets: Datasets, device: torch.device) -> bool:
+    """Whether the samples are few enough, and nothing hinders batches from being made on the GPU."""
+    section: Any = recipe.data
+    if device.type != "cuda" or section.workers not in ("auto", 0) or section.transform_on == "cpu":
+        return False
+    parts = [dataset for dataset in (datasets.train, datasets.val) if dataset is not None]
+    if not all(isinstance(dataset, MemoryDataset) for dataset in parts):
+        return False
+    # Only of our own text models it is known that what padding there is does not matter to them.
+    if any(dataset.trims for dataset in parts) and not isinstance(recipe.model, Lstm):
+        return False
+    num_bytes: int = sum(tensor.nbytes for dataset in parts for tensor in dataset.tensors)
+    return num_bytes <= _FEW_BYTES
 
 
 def _resident(datasets: Datasets, workers: int | str, device: torch.device) -> Datasets:

@@ -6,6 +6,7 @@ from typing import Any
 from shoal.core.errors import UserError
 from shoal.core.machine import machine_memory
 from shoal.parallel.sizes import Profile, Way
+from shoal.recipe.automatic import CPU, GPU, with_numerics
 from shoal.recipe.schema import Recipe
 from shoal.train.advise import USABLE, Choice, Option, Outcome, in_gib, records, settings_of, to_take, weigh, weigh_all
 from shoal.train.trace import Tracer, form_of
@@ -64,6 +65,7 @@ class Forecast:
 
 def forecast(recipe: Recipe, memory: int, on_gpu: bool) -> Forecast:
     """Weigh every strategy for a recipe on workers whose devices have so many bytes of memory."""
+    recipe = with_numerics(recipe, GPU if on_gpu else CPU)
     tracer = Tracer(recipe, on_gpu)
 
     def profile_of(way: Way, micro_batch: int, recompute: bool) -> Profile:
@@ -77,6 +79,7 @@ def forecast(recipe: Recipe, memory: int, on_gpu: bool) -> Forecast:
 
 def largest_micro_batch(recipe: Recipe, memory: int, on_gpu: bool) -> Outcome:
     """What a recipe's own strategy comes to with the largest micro-batch that fits: for `train.micro_batch: auto`."""
+    recipe = with_numerics(recipe, GPU if on_gpu else CPU)
     tracer = Tracer(recipe, on_gpu)
 
     def profile_of(way: Way, micro_batch: int, recompute: bool) -> Profile:

@@ -38,6 +38,7 @@ from shoal.train.circumstances import circumstances_of
 from shoal.train.data_watch import DataWatch
 from shoal.train.end import end_event, end_run, tell_of_workers
 from shoal.train.failure import in_words
+from shoal.train.hardware import for_workers
 from shoal.train.initial import Initial, fill
 from shoal.train.loop import run_loop
 from shoal.train.memory_snapshot import memory_history, snapshot_on_oom
@@ -60,7 +61,7 @@ _SETTLE_S = 60.0
 def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
     """Build everything, train, and return the summary. Nothing is written before all is built."""
     process = dataclasses.replace(process, tell=lambda words: request.console.event("starting", {"what": words}))
-    recipe = request.loaded.recipe
+    recipe = for_workers(request.loaded.recipe, process)
     threads = recipe.cluster.threads_per_worker or request.threads
     settings = torch_settings(
         precision=recipe.train.precision,
