@@ -6,9 +6,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CHECKOV := .venv-checkov
 PEERS := .venv-peers
 PEERS_PINS := src/shoal/bench/peers/requirements.txt
+TRAINING := .peers-training
+TRAINING_PINS := src/shoal/bench/peers/requirements-training.txt
 PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train test test-all check install tools format schema dashboards charts peers clean
+.PHONY: train test test-all check install tools format schema dashboards charts peers peers-training clean
 
 train: $(VENV)/.base
 	$(BIN)/shoal train --workers 2
@@ -77,7 +79,7 @@ charts: dashboards tools
 
 # What `shoal bench data --files` is measured against and does not go together with Shoal's own packages. torch goes
 # first, alone, for the reason above; without dependencies nothing can bring another one, or torchvision.
-peers: $(PEERS)/.done
+peers: $(PEERS)/.done peers-training
 
 $(PEERS)/.done: $(PEERS_PINS)
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
@@ -85,5 +87,14 @@ $(PEERS)/.done: $(PEERS_PINS)
 	$(PEERS_PIP) --no-deps --requirement $(PEERS_PINS)
 	touch $@
 
+# What `shoal bench step --peers` is measured against: packages that train on Shoal's own torch, in a folder that only
+# their own processes see. Without dependencies nothing can bring another torch.
+peers-training: $(TRAINING)/.done
+
+$(TRAINING)/.done: $(VENV)/.base $(TRAINING_PINS)
+	rm -rf $(TRAINING)
+	$(PIP) --no-deps --target $(TRAINING) --requirement $(TRAINING_PINS)
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(CHECKOV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) $(CHECKOV) $(PEERS) $(TRAINING) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

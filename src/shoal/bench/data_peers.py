@@ -151,7 +151,7 @@ def _call(bench: Bench, name: str, own: Path, arguments: Sequence[str]) -> dict[
     python = bench.peers_python if contender.in_peers_venv else Path(sys.executable)
     assert python is not None
     # Whatever a contender leaves goes with this folder.
-    with tempfile.TemporaryDirectory(prefix="shoal-", dir=_short_place(), ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(prefix="shoal-", dir=short_place(), ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         out = folder / "result.json"
         command = [str(python), "-m", f"shoal.bench.{contender.module}", "--name", name, "--files", bench.files]
@@ -169,7 +169,7 @@ def _call(bench: Bench, name: str, own: Path, arguments: Sequence[str]) -> dict[
         return json.loads(out.read_text()) if out.exists() else {}
 
 
-def _short_place() -> str:
+def short_place() -> str:
     """Sockets of Ray and of worker processes lie in there, and their names are limited; processes would hang."""
     usual = tempfile.gettempdir()
     return usual if len(usual) <= _LONGEST_PLACE else "/tmp"  # noqa: S108 - what is made in it has a name of its own

@@ -77,7 +77,7 @@ def measure(loaded: LoadedRecipe, steps: int, rounds: int, say: Say = lambda lin
             unit, feeding, objective = _build(recipe, device)
             with _observed(recipe, unit, Path(temporary)) as (observer, folder):
                 vitals = Vitals(
-                    Group(), _clock(device), _circumstances(recipe, device), _system(device), _every_s(recipe)
+                    Group(), clock_of(device), circumstances_of(recipe, device), system_of(device), _every_s(recipe)
                 )
                 on = Side(recipe, unit, feeding, objective, vitals, observer)
                 blind = Vitals(Group(), Clock(is_split=False))
@@ -99,21 +99,23 @@ def _build(recipe: Recipe, device: torch.device) -> tuple[TrainUnit, Feeding, Ob
     return unit, plan_feeding(recipe, datasets, objective, process), objective
 
 
-def _clock(device: torch.device) -> Clock:
+def clock_of(device: torch.device, is_split: bool = True) -> Clock:
+    """The clock that a run has."""
     if device.type != "cuda":
-        return Clock()
+        return Clock(is_split=is_split)
     from shoal.observe.cuda_marks import CudaMarks
 
-    return Clock(CudaMarks(device))
+    return Clock(CudaMarks(device), is_split)
 
 
-def _circumstances(recipe: Recipe, device: torch.device) -> Circumstances:
-    return Circumstances(
-        is_gpu=device.type == "cuda", precision=recipe.train.precision, compiles=recipe.train.compile is True
-    )
+def circumstances_of(recipe: Recipe, device: torch.device) -> Circumstances:
+    """What a verdict on a run goes by."""
+    train = recipe.train
+    return Circumstances(is_gpu=device.type == "cuda", precision=train.precision, compiles=train.compile is True)
 
 
-def _system(device: torch.device) -> SystemWatch:
+def system_of(device: torch.device) -> SystemWatch:
+    """What watches the machine in a run."""
     return SystemWatch(device.index if device.type == "cuda" else None)
 
 
@@ -181,7 +183,7 @@ def _ratios(on: list[Took], off: list[Took], what: str) -> list[float]:
 
 def _line_s(recipe: Recipe, device: torch.device, folder: RunFolder) -> float:
     """What it takes to look at the machine, to judge, and to write a line of workers.jsonl."""
-    vitals = Vitals(Group(), Clock(), _circumstances(recipe, device), _system(device), workers_every_s=0.0)
+    vitals = Vitals(Group(), Clock(), circumstances_of(recipe, device), system_of(device), workers_every_s=0.0)
     times = []
     for step in range(_LINES):
         began = time.perf_counter()

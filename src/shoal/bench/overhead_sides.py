@@ -33,6 +33,43 @@ class Took:
     """Of all cores of this process: on a machine that others use too, this tells more."""
 
 
+def endless(
+    recipe: Recipe,
+    unit: TrainUnit,
+    feeding: Feeding,
+    objective: Objective,
+    vitals: Vitals,
+    observer: Observer,
+    stop: Callable[[], str | None],
+    every: int | None = None,
+) -> Training:
+    """A run as the loop takes it, which neither evaluates nor saves, and goes on until it is stopped.
+
+    `every`: steps from one report to the next, where they are not to come as the recipe says.
+    """
+    order = feeding.order
+    loading = dataclasses.replace(feeding.train, lap=vitals.clock.lap_within)
+    plan = Plan(NEVER, order.steps_per_epoch, NEVER, NEVER, every or recipe.observe.every_steps)
+    return Training(
+        recipe=recipe,
+        plan=plan,
+        state=TrainState(),
+        unit=unit,
+        batches=lambda step: train_batches(
+            feeding.datasets.train, order, step, plan.num_steps, micro_batch=recipe.micro_batch(1), loading=loading
+        ),
+        data=DataWatch((loading.statistics,), Group(), Observers()),
+        validation=None,
+        items=objective.items,
+        checkpoints=_SavesNothing(),
+        saved_step=None,
+        observer=observer,
+        stop=stop,
+        clock=vitals.clock,
+        vitals=vitals,
+    )
+
+
 class Side:
     """A run that goes on whenever it is its turn; the model is the same for both."""
 
@@ -46,27 +83,16 @@ class Side:
         observer: Observer,
         every: int | None = None,
     ) -> None:
-        order = feeding.order
         self._timer = _Timer(unit.device)
-        loading = dataclasses.replace(feeding.train, lap=vitals.clock.lap_within)
-        plan = Plan(NEVER, order.steps_per_epoch, NEVER, NEVER, every or recipe.observe.every_steps)
-        self._run = Training(
-            recipe=recipe,
-            plan=plan,
-            state=TrainState(),
-            unit=unit,
-            batches=lambda step: train_batches(
-                feeding.datasets.train, order, step, plan.num_steps, micro_batch=recipe.micro_batch(1), loading=loading
-            ),
-            data=DataWatch((loading.statistics,), Group(), Observers()),
-            validation=None,
-            items=objective.items,
-            checkpoints=_SavesNothing(),
-            saved_step=None,
-            observer=Observers(observer, self._timer),
-            stop=lambda: "pause" if self._run.state.step >= self._timer.until else None,
-            clock=vitals.clock,
-            vitals=vitals,
+        self._run = endless(
+            recipe,
+            unit,
+            feeding,
+            objective,
+            vitals,
+            Observers(observer, self._timer),
+            lambda: "pause" if self._run.state.step >= self._timer.until else None,
+            every,
         )
 
     def run(self, steps: int) -> Took:

@@ -8,6 +8,7 @@ import click
 
 from shoal.cli.bench_gate import gate_command
 from shoal.cli.bench_overhead import overhead_command
+from shoal.cli.bench_step import step_command
 from shoal.cli.measuring import JSON, OUT, load, say, tell
 from shoal.cli.tables import print_table
 from shoal.cli.words import WORDS
@@ -27,29 +28,7 @@ def command() -> None:
 
 command.add_command(gate_command)
 command.add_command(overhead_command)
-
-
-@command.command("step")
-@WORDS
-@click.option("--steps", default=200, type=click.IntRange(1), help="Steps a round (default: 200).")
-@click.option("--rounds", default=7, type=click.IntRange(1), help="Rounds, each loop once in each (default: 7).")
-@OUT
-@JSON
-def step_command(words: tuple[str, ...], steps: int, rounds: int, out: str, as_json: bool) -> int:
-    """The loop's cost per step against a loop written by hand. Without RECIPE: on a trivial model."""
-    from shoal.bench.results import keep
-    from shoal.bench.step import TRIVIAL, measure
-
-    recipe = load(words, TRIVIAL).recipe
-    result = measure(recipe, steps, rounds, warmup=min(steps, 20))
-    bars = {"shoal": result["shoal_step_ms"], "by hand": result["by_hand_step_ms"]}
-    rows = [
-        ("shoal", f"{result['shoal_step_ms']:.4f} ms a step"),
-        ("by hand", f"{result['by_hand_step_ms']:.4f} ms a step"),
-        ("ratio", f"{result['ratio']:.4f}"),
-        ("overhead", f"{result['overhead_us']:.1f} us a step"),
-    ]
-    return tell(result, rows, keep(Path(out), f"step-{recipe.name}", result, bars, "ms a step"), as_json)
+command.add_command(step_command)
 
 
 @command.command("data")
