@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 IGNORE = tl.constexpr(-100)
-_BLOCK = 4096
+_BLOCK = 2048
 """Logits that a program looks at at once."""
 
 
@@ -72,5 +72,5 @@ def losses_and_gradients_(
         vocabulary,
         _BLOCK,
         packed is not None,
-        num_warps=8,
+        num_warps=4,
     )

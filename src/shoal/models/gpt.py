@@ -7,7 +7,7 @@ from shoal.core.spec import DataSpec
 from shoal.models import section as sections
 from shoal.models.linear_cross_entropy import SumsLoss, linear_cross_entropy
 from shoal.models.needs import running_text
-from shoal.models.transformer import BLOCK_TENSOR, Block, check_heads, init_weights
+from shoal.models.transformer import BLOCK_TENSOR, Block, HasStream, check_heads, init_weights
 
 
 def build_gpt(section: sections.Gpt, spec: DataSpec) -> "Gpt":
@@ -26,7 +26,7 @@ def build_gpt(section: sections.Gpt, spec: DataSpec) -> "Gpt":
     )
 
 
-class Gpt(SumsLoss):
+class Gpt(SumsLoss, HasStream):
     """Learned positions, pre-norm blocks with causal attention, a final norm and the output projection."""
 
     shoal_stages = ("embed", "predict")
@@ -92,7 +92,7 @@ class Gpt(SumsLoss):
             raise ValueError(f"{length} tokens do not fit into the model's context of {self.context} (data.context)")
         positions = torch.arange(length, device=tokens.device)
         embedded: torch.Tensor = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
-        return embedded
+        return self.stream(embedded)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, tokens, dim]` -> logits `[batch, tokens, vocabulary]`."""

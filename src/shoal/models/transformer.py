@@ -49,6 +49,19 @@ def init_weights(model: nn.Module) -> None:
             nn.init.normal_(projection.weight, std=INIT_STD * (2 * len(blocks)) ** -0.5)
 
 
+class HasStream(nn.Module):
+    """A model whose blocks add to a stream of activations."""
+
+    half_stream = False
+    """Whether that is of the type that autocast computes with, rather than fp32: half the memory, and less exact."""
+
+    def stream(self, embedded: torch.Tensor) -> torch.Tensor:
+        """What is embedded, as the blocks are given it."""
+        if self.half_stream and torch.is_autocast_enabled(embedded.device.type):
+            return embedded.to(torch.get_autocast_dtype(embedded.device.type))
+        return embedded
+
+
 class Block(nn.Module):
     """Attention and MLP, each behind a layer norm and added to the residual stream."""
 

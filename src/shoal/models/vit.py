@@ -9,7 +9,7 @@ from shoal.core.errors import UserError
 from shoal.core.spec import DataSpec
 from shoal.models import section as sections
 from shoal.models.needs import divisors, image_classes
-from shoal.models.transformer import BLOCK_TENSOR, INIT_STD, Block, check_heads, init_weights
+from shoal.models.transformer import BLOCK_TENSOR, INIT_STD, Block, HasStream, check_heads, init_weights
 
 
 def build_vit(section: sections.Vit, spec: DataSpec) -> "Vit":
@@ -40,7 +40,7 @@ def build_vit(section: sections.Vit, spec: DataSpec) -> "Vit":
     )
 
 
-class Vit(nn.Module):
+class Vit(HasStream):
     """Patches as tokens behind a class token, learned positions, pre-norm blocks; the class token is classified."""
 
     shoal_stages = ("embed", "predict")
@@ -94,7 +94,7 @@ class Vit(nn.Module):
         patches = self.patches(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
         embedded: torch.Tensor = self.dropout(tokens + self.positions)
-        return embedded
+        return self.stream(embedded)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, tokens, dim]` -> logits `[batch, classes]`."""

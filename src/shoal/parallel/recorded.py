@@ -9,17 +9,11 @@ from shoal.core.batch import StepBatch
 from shoal.parallel.replica import Replica
 from shoal.parallel.unit import StepLoss, StepSettings, untimed
 
-_SMALL = 50_000_000
-"""Weights of a model at which the host is well ahead of the GPU."""
+_SHARE = 3
+"""Part of the GPU's memory that steps may take to be recorded unasked: what a recording computes in is kept for it, and
+evaluation needs memory beside."""
 _AS_USUAL = 3
 """Steps before the recording: kernels are compiled and chosen, and the optimizer makes its state."""
-
-
-def is_worth_it(asked: bool | Literal["auto"], unit: Replica) -> bool:
-    """Whether the steps of a unit should be recorded."""
-    if asked == "auto":
-        return unit.objective.is_traceable and sum(p.numel() for p in unit.model.parameters()) <= _SMALL
-    return asked
 
 
 class RecordedStep:
@@ -29,8 +23,9 @@ class RecordedStep:
     another shape than the recorded one, such as the last of an epoch, run as usual.
     """
 
-    def __init__(self, unit: Replica) -> None:
+    def __init__(self, unit: Replica, asked: bool | Literal["auto"]) -> None:
         self._unit = unit
+        self._is_asked = asked is True
         self._tells = unit.tell
         self._given_up = False
         self.forget()
@@ -77,6 +72,9 @@ class RecordedStep:
         unit = self._unit
         if not _is_plain(batch, unit.device):
             self._give_up("a batch is not a tuple of tensors")
+            return None
+        if not self._is_asked and not _leaves_room(unit.device):
+            self._given_up = True
             return None
         unit.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize(unit.device)
@@ -142,6 +140,12 @@ class _Recording:
 def _is_regular(step: StepBatch, settings: StepSettings) -> bool:
     """Whether a step is like most: one micro-batch with all its samples."""
     return len(step.microbatches) == 1 and step.num_samples == settings.global_batch == settings.micro_batch
+
+
+def _leaves_room(device: torch.device) -> bool:
+    """Whether the steps so far took so little memory that evaluation has enough beside a recording."""
+    total = torch.cuda.get_device_properties(device).total_memory * torch.cuda.get_per_process_memory_fraction(device)
+    return torch.cuda.max_memory_allocated(device) * _SHARE <= total
 
 
 def _is_plain(batch: Any, device: torch.device) -> bool:

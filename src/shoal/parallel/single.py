@@ -7,7 +7,7 @@ from shoal.core.errors import UserError
 from shoal.core.objective import Objective
 from shoal.core.process import Process
 from shoal.parallel.optimizer import set_lr
-from shoal.parallel.recorded import RecordedStep, is_worth_it
+from shoal.parallel.recorded import RecordedStep
 from shoal.parallel.replica import Replica
 from shoal.parallel.unit import StepLoss, StepSettings, UnitState
 
@@ -20,8 +20,9 @@ class SingleUnit(Replica):
     def __init__(self, model: nn.Module, objective: Objective, settings: StepSettings, process: Process) -> None:
         super().__init__(model, objective, settings, process)
         self.recorded: RecordedStep | None = None
-        if process.device.type == "cuda" and is_worth_it(settings.cuda_graphs, self):
-            self.recorded = RecordedStep(self)
+        is_wanted = settings.cuda_graphs is True or (settings.cuda_graphs == "auto" and objective.is_traceable)
+        if process.device.type == "cuda" and is_wanted:
+            self.recorded = RecordedStep(self, settings.cuda_graphs)
 
     def forward_backward(self, step: StepBatch) -> StepLoss:
         """Gradients of the mean loss over the step's items, summed over its micro-batches."""

@@ -39,16 +39,17 @@ class TrainSection(Section):
     """Run model and loss through torch.compile: slower first steps, faster ones after. `auto`: on GPUs, for shipped
     tasks and models that gain by it, with one worker or ddp."""
     cuda_graphs: bool | Literal["auto"] = "auto"
-    """Have the GPU repeat a recorded step instead of being told each operation: for models so small that the host
-    cannot keep up. Numbers stay the same. One worker, one micro-batch a step. `auto`: for shipped tasks and models of
-    at most 50 million weights. True with a task of your own: nothing in its `loss` may depend on values, or change from
-    step to step."""
+    """Have the GPU repeat a recorded step instead of being told each operation, which small models spend most of their
+    time on. Numbers stay the same. For one worker, and one micro-batch a step. `auto`: for shipped tasks and models
+    whose steps take at most a third of the GPU's memory. True with a task of your own: nothing in its `loss` may depend
+    on values, or change from step to step."""
     channels_last: bool | Literal["auto"] = "auto"
     """Lay out images and convolutions' weights channel by channel for each pixel, which GPUs convolve faster. `auto`:
     on GPUs, for shipped models with convolutions."""
     fp8: bool = False
-    """Compute large matrix products of a transformer's forward and backward pass in 8-bit floats: faster on NVIDIA
-    GPUs since Hopper and Ada, and less exact. Needs precision bf16, and one worker or ddp."""
+    """Compute the large matrix products of a transformer's blocks in 8-bit floats, and keep what runs from block to
+    block in bf16: faster on NVIDIA GPUs since Ada and Hopper, and less exact. Needs precision bf16, torch.compile, and
+    one worker or ddp."""
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Scale the gradient down to this norm where it is larger."""
     activation_checkpointing: bool = False
