@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,24 +45,32 @@ def own_place(variables: Mapping[str, str] | None = None) -> Place:
 def fallback_problem(variables: Mapping[str, str] | None = None) -> str:
     """Why compiled code is in a folder for temporary files, in words; empty where it is not."""
     variables = os.environ if variables is None else variables
-    used = variables.get(VARIABLE)
-    is_temporary = used is None or Path(used).name.startswith("torchinductor_")
-    place = own_place(variables)
-    return place.problem if is_temporary and used != str(place.folder) else ""
+    return "" if _is_said(variables) else own_place(variables).problem
 
 
 @contextlib.contextmanager
 def kept_compiled() -> Iterator[None]:
     """Have PyTorch keep compiled code in our place, unless the user has said another or ours cannot be used."""
     place = own_place()
-    if VARIABLE in os.environ or place.problem:
+    if _is_said(os.environ) or place.problem:
         yield
         return
+    before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(place.folder)
     try:
         yield
     finally:
-        os.environ.pop(VARIABLE, None)
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+def _is_said(variables: Mapping[str, str]) -> bool:
+    """Whether somebody has chosen the place: PyTorch itself sets the variable when its compiler is loaded."""
+    said = Path(variables.get(VARIABLE, ""))
+    is_of_pytorch = said.parent == Path(tempfile.gettempdir()) and said.name.startswith("torchinductor_")
+    return VARIABLE in variables and not is_of_pytorch
 
 
 def _kind() -> str:

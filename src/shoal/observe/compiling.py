@@ -137,7 +137,7 @@ class Recompiled:
     count: int = 0
     seconds: float = 0.0
     reason: Reason | None = None
-    """Of the newest; None where it is another worker's, whose output tells it."""
+    """Of the newest; None where it is another worker's."""
     rank: int | None = None
     """That other worker."""
     given_up: str = ""
@@ -174,6 +174,4 @@ class Recompiled:
     def advice(self) -> str:
         """What to do about it."""
         known = self.reason.advice if self.reason is not None else ""
-        if not known and self.rank is not None:
-            known = f"see what worker {self.rank} prints"
-        return f"{known}; or train.compile=false" if known else "see TORCH_LOGS=recompiles; or train.compile=false"
+        return f"{known or 'TORCH_LOGS=recompiles in the environment says why'}; or train.compile=false"

@@ -5,6 +5,7 @@ As long as the compiler is not loaded, a step costs one look into a dictionary; 
 """
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
@@ -21,7 +22,6 @@ _MOST_TOLD = 5
 """Events of one kind; what comes after is in the verdict alone."""
 _MOST_BREAKS = 5
 _LONGEST_GUARD = 300
-_SURPRISES = ("recompiled", "recompile_limit")
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def compiling_seen(run: Training, rank: int) -> Iterator[None]:
     own, run.observer = run.observer, watch
     try:
         yield
-        watch.look(_TRAINING)
+        watch.look(_EVALUATION)  # one that was cut short
     finally:
         watch.detach()
         run.observer = own
@@ -50,6 +50,8 @@ class CompileWatch:
         """The newest record that was read."""
         self._found: list[Compilation] = []
         """What was read and not told yet."""
+        self._named: dict[str, Compilation] = {}
+        """The first of every function, by PyTorch's number for it."""
         self._num_breaks: dict[str, int] = {}
         self._rounds: set[str] = set()
         """What was gone through once: what is compiled for the first time is no surprise."""
@@ -120,8 +122,12 @@ class CompileWatch:
                 break
             fresh.append(record)
         self._last = records[-1]
-        # Records of what goes on while a graph runs (CUDA graphs, tuning) span more than the work itself.
-        self._found += [_as_compilation(one) for one in reversed(fresh) if getattr(one, "is_runtime", None) is not True]
+        for record in reversed(fresh):
+            if getattr(record, "is_runtime", None) is True:
+                continue  # of CUDA graphs and tuning while a graph runs: they span more than the work itself
+            one = _as_compilation(record)
+            named = self._named.setdefault(one.key.partition("/")[0], one)  # giving up has no name of its own
+            self._found.append(dataclasses.replace(one, function=named.function, file=named.file, line=named.line))
 
     def look(self, for_what: str) -> None:
         """Tell what was compiled since the last look, which was for this."""
@@ -189,16 +195,12 @@ class CompileWatch:
         return [reason.partition("\n")[0] for reason in new if not is_limit_reached(reason)]
 
     def _tell(self, name: str, fields: dict[str, Any], most: int = _MOST_TOLD) -> None:
-        """To those who watch; of other workers only what is a surprise, on their output."""
+        """To those who watch, who are with the first worker: the others compile what it compiles."""
         told = self._told[name] = self._told.get(name, 0) + 1
-        if told > most:
-            return
-        if name in _SURPRISES and told == most:
-            fields |= {"words": f"{fields['words']} (more of it is counted in the verdict)"}
-        if self._rank == 0:
+        if told == most > 1:
+            fields |= {"words": f"{fields['words']} (what follows is in the verdict)"}
+        if self._rank == 0 and told <= most:
             self._observer.event(name, fields)
-        elif name in _SURPRISES:
-            print(fields["words"], file=sys.stderr, flush=True)
 
 
 def _together(found: Sequence[Compilation]) -> list[list[Compilation]]:
