@@ -200,3 +200,33 @@ def test_the_compiler_is_not_loaded_to_watch_it() -> None:
     code = "import sys, shoal.train.compile_watch; print('torch._dynamo' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.strip() == "False"
+
+
+LATE = """
+import sys, types, torch
+from shoal.core.group import Group
+from shoal.observe.clock import Clock
+from shoal.train.compile_watch import CompileWatch
+from shoal.train.vitals import Vitals
+
+class Shown:
+    def event(self, name, fields): print(name, fields.get("graphs", ""))
+    def tick(self, step): pass
+
+assert "torch._dynamo" not in sys.modules
+run = types.SimpleNamespace(observer=Shown(), clock=Clock(), vitals=Vitals(Group(), Clock()))
+run.state = types.SimpleNamespace(step=1)
+watch = CompileWatch(run, rank=0)
+watch.tick(1)
+torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
+watch.tick(2)
+torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1, 2))
+watch.event("last", {})
+watch.tick(3)
+watch.detach()
+"""
+
+
+def test_what_is_compiled_before_anybody_looked_is_not_missed() -> None:
+    told = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.split("\n")[:4] == ["compiled 1", "compiling ", "last ", "compiled 1"], told.stdout
