@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.core.machine import machine_memory
+from shoal.core.machine import cpu_features, cpu_model, machine_memory
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
@@ -58,3 +58,17 @@ def test_a_machine_without_control_groups(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     assert 1 << 20 < machine_memory() <= PHYSICAL
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [
+        ("processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu", "fpu avx2"),
+        ("processor\t: 0\nFeatures\t: fp asimd", "fp asimd"),
+        ("model name\t: Some CPU", "Some CPU"),
+    ],
+)
+def test_what_a_processor_can_do(tmp_path: Path, text: str, features: str) -> None:
+    root = tree(tmp_path, "0::/", {"proc/cpuinfo": text})
+    assert cpu_features(root) == features
+    assert cpu_model(root) == ("Some CPU" if "Some" in text else cpu_model(tmp_path / "nothing"))

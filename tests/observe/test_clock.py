@@ -55,6 +55,20 @@ def test_waiting_for_others_in_a_step_is_communication_and_elsewhere_part_of_wha
     assert clock.total_s["optimizer"] < 0.01, "a wait is booked once"
 
 
+@pytest.mark.parametrize("phase", ["forward", "evaluate"])
+def test_compiling_is_a_phase_of_its_own_wherever_it_is_needed(phase: str) -> None:
+    clock = Clock()
+    time.sleep(0.01)
+    clock.begin_compile()
+    time.sleep(0.05)
+    clock.end_compile()
+    clock.lap(phase)
+    clock.lap("report")
+    assert clock.total_s["compile"] >= 0.05
+    assert 0.01 <= clock.total_s[phase] < 0.05
+    assert sum(clock.total_s.values()) == pytest.approx(clock.elapsed_s, abs=0.02)
+
+
 def test_a_step_may_be_timed_as_a_whole() -> None:
     clock = Clock(is_split=False)
     clock.lap_within("forward")

@@ -49,6 +49,12 @@ def test_a_run_without_trouble() -> None:
     }
 
 
+def test_compiling_is_told_apart_from_training() -> None:
+    events = [start(10.0, 0.0), event(18.0, "done", step=5, seconds={})]
+    found = booked(events, [report(18.0, 5, compile=6.0, forward=2.0)])
+    assert found == {"startup": 20.0, "compile": 12.0, "useful": 4.0}
+
+
 def test_what_was_lost_with_a_worker_is_booked_as_lost_and_so_is_the_time_to_start_again() -> None:
     events = [
         start(105.0, 100.0),

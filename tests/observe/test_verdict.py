@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.observe.compiling import Reason, Recompiled
 from shoal.observe.phases import PHASES
 from shoal.observe.verdict import BOTTLENECKS, Circumstances, judge
 from shoal.recipe.load import load_recipe
@@ -145,7 +146,30 @@ def _as_json(value: str) -> str:
 
 
 def test_every_bottleneck_that_has_a_name_is_in_the_table() -> None:
-    assert {row[3] for row in TIMELINES.values()} == set(BOTTLENECKS)
+    assert {row[3] for row in TIMELINES.values()} | {"compile"} == set(BOTTLENECKS)
+
+
+SHAPES = Recompiled(3, 4.0, Reason("a batch of another shape", "pad to one length"))
+
+
+def test_recompilations_are_named_beside_what_is_found_else() -> None:
+    found = judge(workers(1, data=80.0), None, None, SHAPES)
+    assert found.bottleneck == "input" and found.advice.endswith("; pad to one length; or train.compile=false")
+    assert found.evidence.endswith(", and 3 recompilations took 4.0 s (a batch of another shape)")
+    given_up = judge([], None, None, Recompiled(given_up="forward (model.py:3)"))
+    assert given_up.evidence.startswith("nothing has run yet, and PyTorch has given up compiling forward (model.py:3)")
+
+
+def test_recompilations_that_take_the_time_are_the_bottleneck() -> None:
+    total = sum(workers(1)[0].values())
+    many = Recompiled(9, total, SHAPES.reason)
+    found = judge(workers(1), None, None, many)
+    assert found.bottleneck == "compile" and found.advice == many.advice
+    assert found.evidence.startswith("5") and "% of the time is compiling again: 9 recompilations took" in str(found)
+
+
+def test_compiling_for_the_first_time_is_not_judged() -> None:
+    assert judge(workers(2, compile=1e6)) == judge(workers(2)) == judge(workers(2), None, None, Recompiled())
 
 
 @given(

@@ -10,6 +10,7 @@ import pytest
 from shoal.core.group import Group
 from shoal.core.process import Process
 from shoal.observe.clock import Clock
+from shoal.observe.compiling import Reason, Recompiled
 from shoal.observe.phases import PHASES
 from shoal.observe.system import NAMES, SystemWatch
 from shoal.train.vitals import Vitals
@@ -82,6 +83,27 @@ def test_what_a_short_run_did_is_told_at_its_end_and_of_a_long_one_no_rest() -> 
     assert (line.system["memory_bytes"][0] or 0) > 0
     vitals.exchange()
     assert vitals.last_line() is None, "there was one"
+
+
+def recompile(process: Process, times: int) -> list[str]:
+    """The last rank compiles again and again, and rank 0 once."""
+    clock = Clock()
+    vitals = Vitals(process.group, clock, workers_every_s=1e9)
+    time.sleep(0.05)
+    clock.lap("forward")
+    for _ in range(times if process.rank == process.world_size - 1 else 1):
+        vitals.note_recompiled(Recompiled(1, 0.001, Reason("a batch of another shape", "pad")))
+    before = str(vitals.verdict())
+    vitals.exchange(1.0)
+    return [before, str(vitals.verdict())]
+
+
+def test_the_verdict_names_what_was_compiled_again_and_the_worker_that_did_so_most(ranks: MakeRanks) -> None:
+    (before, after), *_ = ranks(3)(recompile, 2)
+    assert "1 recompilation took 1.0 ms (a batch of another shape)" in before
+    assert "2 recompilations of worker 2 took 2.0 ms" in after and "TORCH_LOGS" in after
+    (_, after), *_ = ranks(3)(recompile, 1)
+    assert "1 recompilation took 1.0 ms (a batch of another shape)" in after, "as all of them did"
 
 
 class BrokenWatch(SystemWatch):

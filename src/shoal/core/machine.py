@@ -20,6 +20,14 @@ def cpu_model(root: Path = _ROOT) -> str:
     return next(names, platform.machine())
 
 
+def cpu_features(root: Path = _ROOT) -> str:
+    """What the processor can do, by the names that the kernel has for it: code made for one runs where they are the
+    same."""
+    lines = _read(root / "proc/cpuinfo").splitlines()
+    features = (line.partition(":")[2].strip() for line in lines if line.startswith(("flags", "Features")))
+    return next(features, cpu_model(root))
+
+
 def machine_memory(root: Path = _ROOT) -> int:
     """Bytes of memory that the processes of this machine may take together: those of the machine, or of the container.
 

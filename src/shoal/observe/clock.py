@@ -55,18 +55,21 @@ class Clock:
         """Of the present lap, what was before a wait for others."""
         self._waited_s = 0.0
         """Of the present lap, what was waiting for others."""
+        self._compiled_s = 0.0
+        """Of the present lap, what was compiling."""
         self._marks = marks
         self._pending: deque[tuple[Any, str]] = deque()
         """Points that the device has not come to as far as is known, each with what lies before it."""
-        self._open: list[tuple[Any, bool]] = []
-        """Of the present lap: points, each with whether a wait for others lies before it."""
+        self._open: list[tuple[Any, str | None]] = []
+        """Of the present lap: points, each with what lies before it if that is `comm` or `compile`."""
         self._last_mark = marks.mark() if marks is not None else None
         self.started_at = time.time()
         """In unix seconds."""
         self.started = self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Book the time since the last lap to `phase`, but for what was spent waiting for others in a step."""
+        """Book the time since the last lap to `phase`, but for what was spent compiling, or waiting for others in a
+        step."""
         if phase == "backward" and not self.is_split:
             phase = "forward_backward"
         now = time.perf_counter()
@@ -77,10 +80,14 @@ class Clock:
                 self.host_s["comm"] = self.host_s.get("comm", 0.0) + waited_s
             else:
                 own_s += waited_s
+        if self._compiled_s:
+            self.host_s["compile"] = self.host_s.get("compile", 0.0) + self._compiled_s
+            self._compiled_s = 0.0
         self.host_s[phase] = self.host_s.get(phase, 0.0) + own_s
         if self._marks is not None:
-            for mark, is_wait in self._open:
-                self._pending.append((mark, "comm" if is_wait and phase in STEPPING else phase))
+            for mark, apart in self._open:
+                is_apart = apart == "compile" or (apart == "comm" and phase in STEPPING)
+                self._pending.append((mark, apart if apart is not None and is_apart else phase))
             self._open.clear()
             self._pending.append((self._marks.mark(), phase))
             if len(self._pending) > _MOST_PENDING:
@@ -93,19 +100,27 @@ class Clock:
 
     def begin_wait(self) -> None:
         """From here on, others are waited for."""
-        now = time.perf_counter()
-        self._before_s += now - self._last
-        self._last = now
-        if self._marks is not None:
-            self._open.append((self._marks.mark(), False))
+        self._before_s += self._cut(None)
 
     def end_wait(self) -> None:
         """Up to here, others were waited for."""
+        self._waited_s += self._cut("comm")
+
+    def begin_compile(self) -> None:
+        """From here on, torch.compile is at work."""
+        self._before_s += self._cut(None)
+
+    def end_compile(self) -> None:
+        """Up to here, it was."""
+        self._compiled_s += self._cut("compile")
+
+    def _cut(self, apart: str | None) -> float:
+        """Seconds since the last point, within a lap."""
         now = time.perf_counter()
-        self._waited_s += now - self._last
-        self._last = now
+        passed_s, self._last = now - self._last, now
         if self._marks is not None:
-            self._open.append((self._marks.mark(), True))
+            self._open.append((self._marks.mark(), apart))
+        return passed_s
 
     def settle(self) -> None:
         """Take in what the device has done since; nothing is waited for."""

@@ -14,13 +14,25 @@ from typing import Any
 from shoal.observe.phases import COMPUTING
 from shoal.observe.runs import iterate_metrics, read_events
 
-CATEGORIES = ("useful", "data", "recomputed", "startup", "restart", "checkpoint", "evaluate", "report", "idle")
+CATEGORIES = (
+    "useful",
+    "data",
+    "recomputed",
+    "startup",
+    "restart",
+    "compile",
+    "checkpoint",
+    "evaluate",
+    "report",
+    "idle",
+)
 LABELS = {
     "useful": "training steps",
     "data": "waiting for data",
     "recomputed": "steps that were lost",
     "startup": "start-up",
     "restart": "starting again",
+    "compile": "compiling",
     "checkpoint": "saving",
     "evaluate": "evaluation",
     "report": "reporting",
@@ -31,6 +43,7 @@ _OF_PHASE = {
     **dict.fromkeys(COMPUTING, "useful"),
     "comm": "useful",
     "data": "data",
+    "compile": "compile",
     "checkpoint": "checkpoint",
     "evaluate": "evaluate",
     "report": "report",

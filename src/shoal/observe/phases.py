@@ -5,6 +5,6 @@ COMPUTING = ("h2d", "forward", "backward", "forward_backward", "optimizer")
 they take turns), and the update."""
 STEPPING = ("data", *COMPUTING, "comm")
 """The phases of a step: `data` is waiting for a batch, `comm` waiting for other workers that nothing hides."""
-PHASES = ("start", *STEPPING, "checkpoint", "evaluate", "report", "end")
-"""All of them: getting ready, steps, saving as far as steps wait for it, validation, reporting, and what follows the
-last step."""
+PHASES = ("start", *STEPPING, "compile", "checkpoint", "evaluate", "report", "end")
+"""All of them: getting ready, steps, torch.compile at work wherever it is needed, saving as far as steps wait for it,
+validation, reporting, and what follows the last step."""

@@ -1,10 +1,13 @@
 """What holds a run up, in one line: the bottleneck, its evidence, and what to change. A pure function of seconds."""
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.observe.compiling import Recompiled
+from shoal.observe.number_words import share
 from shoal.observe.phases import COMPUTING, PHASES
 
 BOTTLENECKS = (
@@ -16,16 +19,19 @@ BOTTLENECKS = (
     "launch",
     "evaluation",
     "reporting",
+    "compile",
     "unknown",
 )
 """input: steps wait for data. communication: workers wait for each other's gradients or weights. straggler: they wait
-for one that is slower. launch: a GPU waits for the host, which cannot tell it fast enough what to compute."""
+for one that is slower. launch: a GPU waits for the host, which cannot tell it fast enough what to compute.
+compile: what was compiled is compiled again and again."""
 _NOTABLE = 0.1
 """A share of the time that is worth a change."""
 _BEHIND = 1.25
 """A worker that takes so many times what others take is slower, and not only by chance."""
 _NEVER_AHEAD = 0.03
 """A host that waits less for its GPU than this share of the time never gets ahead of it."""
+_JUDGED = tuple(phase for phase in PHASES if phase not in ("start", "compile", "end"))
 _OF_PHASE = {
     "data": "input",
     "comm": "communication",
@@ -91,19 +97,35 @@ def judge(
     workers: Sequence[Mapping[str, float]],
     around: Circumstances | None = None,
     ahead_s: float | None = None,
+    recompiled: Recompiled | None = None,
 ) -> Verdict:
     """The verdict on some time of training, given each worker's seconds by phase.
 
     `ahead_s`: for how many of these seconds the hosts waited for their GPUs, on average; None without GPUs.
+    `recompiled`: what was compiled again in this time. Compiling for the first time is not judged, as start-up is not.
     """
     around = around or Circumstances()
-    loops = [{phase: max(seconds.get(phase, 0.0), 0.0) for phase in PHASES[1:-1]} for seconds in workers]
+    loops = [{phase: max(seconds.get(phase, 0.0), 0.0) for phase in _JUDGED} for seconds in workers]
     total = statistics.fmean(sum(loop.values()) for loop in loops) if loops else 0.0
-    if total <= 0:
-        return Verdict("unknown", "nothing has run yet")
+    found = _judge(loops, total, around, ahead_s) if total > 0 else Verdict("unknown", "nothing has run yet")
+    return _with_recompiled(found, recompiled, total) if recompiled else found
+
+
+def _with_recompiled(found: Verdict, recompiled: Recompiled, total: float) -> Verdict:
+    """Recompilations are always named, and first where they are what takes the time."""
+    part = recompiled.seconds / max(total + recompiled.seconds, 1e-9)
+    if part >= _NOTABLE:
+        return Verdict(
+            "compile", f"{share(part)} of the time is compiling again: {recompiled.words}", recompiled.advice
+        )
+    advice = "; ".join(words for words in (found.advice, recompiled.advice) if words)
+    return dataclasses.replace(found, evidence=f"{found.evidence}, and {recompiled.words}", advice=advice)
+
+
+def _judge(loops: Sequence[Mapping[str, float]], total: float, around: Circumstances, ahead_s: float | None) -> Verdict:
     if (slow := _straggler(loops, total)) is not None:
         return slow
-    mean = {phase: statistics.fmean(loop[phase] for loop in loops) / total for phase in PHASES[1:-1]}
+    mean = {phase: statistics.fmean(loop[phase] for loop in loops) / total for phase in _JUDGED}
     # What even the last one waits for is the network's; what others wait more is for each other.
     shares = mean | {"comm": min(loop["comm"] for loop in loops) / total}
     computing = sum(mean[phase] for phase in COMPUTING)

@@ -9,6 +9,7 @@ import torch
 from shoal.core.group import Group
 from shoal.observe import system
 from shoal.observe.clock import Clock
+from shoal.observe.compiling import Recompiled
 from shoal.observe.phases import PHASES
 from shoal.observe.records import Workers
 from shoal.observe.system import SystemWatch
@@ -16,6 +17,10 @@ from shoal.observe.verdict import Circumstances, Verdict, judge
 
 _AS_OFTEN_AS = 64
 """With so many workers and fewer, lines of workers.jsonl are written as often as the recipe says."""
+
+
+_MUCH_MORE = 1.5
+"""Workers that compile the same take times that differ by less."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +47,28 @@ class _Spent:
     """A row a rank, a column a phase."""
     ahead_s: float = 0.0
     """For how long hosts waited for their GPUs: the mean over the workers."""
+    recompiled: Recompiled = field(default_factory=Recompiled)
+    """By this worker."""
+    others: torch.Tensor | None = None
+    """How often each worker did, and for how many seconds, as far as was told; a row a rank."""
 
-    def add(self, seconds: torch.Tensor, ahead_s: float) -> None:
+    def add(self, seconds: torch.Tensor, ahead_s: float, recompiled: torch.Tensor) -> None:
         self.seconds = seconds.clone() if self.seconds is None else self.seconds + seconds
+        self.others = recompiled.clone() if self.others is None else self.others + recompiled
         self.ahead_s += ahead_s
 
     def verdict(self, around: Circumstances) -> Verdict:
         rows = [] if self.seconds is None else self.seconds.tolist()
         workers = [dict(zip(PHASES, row, strict=True)) for row in rows]
-        return judge(workers, around, self.ahead_s if around.is_gpu else None)
+        return judge(workers, around, self.ahead_s if around.is_gpu else None, self._worst())
+
+    def _worst(self) -> Recompiled:
+        """Of the worker that compiled again for longest: this one, whose reasons are known, unless another did more."""
+        rows = [] if self.others is None else self.others.tolist()
+        rank, (count, seconds) = max(enumerate(rows), key=lambda row: row[1][1], default=(0, (0.0, 0.0)))
+        if seconds <= max(self.recompiled.seconds, 1e-3) * _MUCH_MORE:
+            return self.recompiled
+        return Recompiled(int(count), seconds, rank=rank, given_up=self.recompiled.given_up)
 
 
 @dataclass
@@ -68,6 +86,8 @@ class Vitals:
     _in_all: _Spent = field(default_factory=_Spent)
     """Since this start, as far as was told."""
     _since_line: _Spent = field(default_factory=_Spent)
+    _untold: Recompiled = field(default_factory=Recompiled)
+    """What this worker has compiled again since the last exchange."""
     _line_at: float = field(default_factory=time.monotonic)
     _has_line: bool = False
     _everybody_uses: torch.Tensor | None = None
@@ -78,21 +98,29 @@ class Vitals:
     def exchange(self, *own: float) -> Told:
         """Tell the others these numbers, and how this worker fares."""
         seconds = self.clock.since_report()
-        numbers = [*own, self.ahead_s, *(seconds.get(phase, 0.0) for phase in PHASES)]
+        again, self._untold = self._untold, Recompiled()
+        numbers = [*own, self.ahead_s, *(seconds.get(phase, 0.0) for phase in PHASES), again.count, again.seconds]
         self.ahead_s = 0.0
         if self.system is not None:
             numbers += self._ask_system()
         everybody = self.group.gather_numbers(numbers)
         first = len(own) + 1
-        spent, uses = everybody[:, first : first + len(PHASES)], everybody[:, first + len(PHASES) :]
-        means = everybody[:, len(own) : first + len(PHASES)].mean(0).tolist()
+        last = first + len(PHASES)
+        spent, recompiled, uses = everybody[:, first:last], everybody[:, last : last + 2], everybody[:, last + 2 :]
+        means = everybody[:, len(own) : last].mean(0).tolist()
         for total in (self._in_all, self._since_line):
-            total.add(spent, means[0])
+            total.add(spent, means[0], recompiled)
         self._everybody_uses = uses
         means[1] = float(spent[0, 0])  # getting ready ends for all at once, and is told from when rank 0's clock began
         mean_s = {phase: round(value, 6) for phase, value in zip(PHASES, means[1:], strict=True) if value > 0}
         is_due = time.monotonic() - self._line_at >= self._every_s
         return Told(everybody[:, : len(own)], mean_s, self._line() if is_due else None)
+
+    def note_recompiled(self, again: Recompiled) -> None:
+        """This worker has compiled again what was compiled; the others hear how much of it at the next exchange."""
+        self._untold = self._untold.and_then(again)
+        for total in (self._in_all, self._since_line):
+            total.recompiled = total.recompiled.and_then(again)
 
     def _ask_system(self) -> list[float]:
         """Not at every report: between two, a worker uses what it used."""

@@ -14,6 +14,7 @@ from shoal.checkpoint.folder import clear_leftovers
 from shoal.checkpoint.saver import TROUBLE, Saver
 from shoal.checkpoint.store import check_unused, remote_of
 from shoal.core.batch import MicroBatch, StepBatch
+from shoal.core.compile_cache import kept_compiled
 from shoal.core.errors import RunError, UserError
 from shoal.core.group import by_network
 from shoal.core.memory import keep_freed_memory
@@ -35,6 +36,7 @@ from shoal.train.announce import announce, worker_facts
 from shoal.train.beside import Beside
 from shoal.train.build import Built, build
 from shoal.train.circumstances import circumstances_of
+from shoal.train.compile_watch import compiling_seen
 from shoal.train.data_watch import DataWatch
 from shoal.train.end import end_event, end_run, tell_of_workers
 from shoal.train.failure import in_words
@@ -80,6 +82,7 @@ def train_worker(request: RunRequest, process: Process) -> dict[str, Any]:
         with (
             settings,
             pinning,
+            kept_compiled(),
             _joined_to_ray(recipe),
             memory_history(process.device, recipe.observe.profile is not None),
         ):
@@ -358,7 +361,8 @@ def _run(
     )
     is_watched = process.world_size > 1 and run.recipe.observe.phases
     try:
-        with noticed(run.clock.begin_wait, run.clock.end_wait) if is_watched else contextlib.nullcontext():
+        waits = noticed(run.clock.begin_wait, run.clock.end_wait) if is_watched else contextlib.nullcontext()
+        with waits, compiling_seen(run, process.rank):
             ending = run_loop(run)
         if ending == TROUBLE:
             words = saver.too_many_failures() or "checkpoints could not be kept for a while"

@@ -16,6 +16,7 @@ COLOURS = {
     "forward_backward": "#0072B2",
     "optimizer": "#009E73",
     "comm": "#D55E00",
+    "compile": "#BBBBBB",
     "checkpoint": "#CC79A7",
     "evaluate": "#999999",
     "report": "#666666",
@@ -23,7 +24,7 @@ COLOURS = {
     "end": "#BBBBBB",
 }
 """Okabe and Ito's, which people who see few colours tell apart, and greys."""
-LETTERS = dict(zip(PHASES, "sdhfbxockern", strict=True))
+LETTERS = dict(zip(PHASES, "sdhfbxocmkern", strict=True))
 """What stands for a phase where there are no colours."""
 _DARK = ("backward", "forward_backward", "report", "comm")
 

@@ -15,6 +15,8 @@ _TONES = {
     "upload_failed": "bad",
     "checkpoint_rejected": "bad",
     "warning": "warn",
+    "recompiled": "warn",
+    "recompile_limit": "warn",
     "data_skipped": "warn",
     "forgotten": "warn",
     "preemption": "warn",

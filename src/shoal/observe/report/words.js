@@ -84,7 +84,7 @@ const SYSTEM = {
 
 const PHASES = {
   start: "start", data: "wait for data", h2d: "copy to device", forward: "forward", backward: "backward",
-  forward_backward: "forward + backward", optimizer: "optimizer", comm: "wait for others", checkpoint: "saving",
+  forward_backward: "forward + backward", optimizer: "optimizer", comm: "wait for others", compile: "compiling", checkpoint: "saving",
   evaluate: "evaluation", report: "reporting", end: "end", other: "other",
 };
 const phaseColor = (phase) => `var(--phase-${phase in PHASES ? phase : "other"})`;
