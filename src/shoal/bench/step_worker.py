@@ -1,5 +1,6 @@
 """One contender of `shoal bench step --peers`: `python -m shoal.bench.step_worker FOLDER`, told what to do by JOB."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -34,19 +35,44 @@ def main() -> int:
     sys.path[:0] = [path for path in job["paths"] if path not in sys.path]
     if job["packages"] is not None:
         sys.path.append(job["packages"])  # behind Shoal's own, which it must not replace
+    if job["contender"] == "shoal_ray":
+        return _through_ray(job, folder)
+    return serve(job, folder)
+
+
+def _through_ray(job: dict[str, Any], folder: Path) -> int:
+    """Have a worker on Ray do so; what is the matter with Ray itself is told from here."""
+    from shoal.bench.step_ray import train_on_ray
+
+    try:
+        return train_on_ray(check_tree(job["recipe"]), job, folder)
+    except Exception as error:  # noqa: BLE001 - told in full
+        with contextlib.suppress(OSError):  # the worker has told more
+            link = Link(folder / SOCKET)
+            _tell_failure(link, error)
+            link.close()
+        return 1
+
+
+def serve(job: dict[str, Any], folder: Path) -> int:
+    """Be the contender, here; the exit status."""
     link = Link(folder / SOCKET)
     try:
         be(job, link)
     except Exception as error:  # noqa: BLE001 - told in full
-        traceback.print_exc()
-        words = str(error).strip().splitlines()[:1]
-        is_refused = isinstance(error, UserError)
-        message = "".join(words) if is_refused else ": ".join([type(error).__name__, *words])
-        link.tell({"failed": message, "is_refused": is_refused})
+        _tell_failure(link, error)
         return 1
     finally:
         link.close()
     return 0
+
+
+def _tell_failure(link: Link, error: Exception) -> None:
+    traceback.print_exception(error)
+    words = str(error).strip().splitlines()[:1]
+    is_refused = isinstance(error, UserError)
+    message = "".join(words) if is_refused else ": ".join([type(error).__name__, *words])
+    link.tell({"failed": message, "is_refused": is_refused})
 
 
 def be(job: dict[str, Any], link: Link) -> None:
