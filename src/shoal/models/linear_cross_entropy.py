@@ -49,31 +49,42 @@ def linear_cross_entropy(
         fp8: Project, and compute the gradient of `hidden`, in 8-bit floats.
     """
     needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    loss: torch.Tensor = _summed(hidden, weight, targets, needs_gradients, fp8)[0]
+    packed: list[torch.Tensor] = []
+    if fp8:  # here, where torch.compile sees it
+        with torch.no_grad():
+            of_hidden, of_weight = _packed(hidden), _packed(weight)
+            packed = [*of_hidden, *of_weight, of_weight[0].t().contiguous()]
+    loss: torch.Tensor = _summed(hidden, weight, targets, packed, needs_gradients)[0]
     return loss
 
 
 @torch.library.custom_op("shoal::linear_cross_entropy", mutates_args=())
 def _summed(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, needs_gradients: bool, fp8: bool
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    packed: list[torch.Tensor],
+    needs_gradients: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, and the gradients of `hidden` and `weight` by it, which are of no size where nobody needs them."""
+    """The loss, and the gradients of `hidden` and `weight` by it, which are of no size where nobody needs them.
+
+    `packed`: hidden and weight in 8-bit floats, each with by what to scale back, and the weight the other way round.
+    """
     from shoal.models.cross_entropy_kernel import losses_and_gradients_
 
     hidden = hidden.contiguous()
-    num_tokens, vocabulary = len(hidden), len(weight)
-    losses = torch.empty(num_tokens, dtype=torch.float32, device=hidden.device)
+    losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     of_hidden = torch.empty_like(hidden) if needs_gradients else hidden.new_empty(0)
     of_weight = weight.new_zeros(weight.shape, dtype=torch.float32) if needs_gradients else weight.new_empty(0)
-    project = _Fp8(hidden, weight) if fp8 else _Plain(hidden, weight.to(hidden.dtype))
-    for first, last in _parts(num_tokens, vocabulary):
-        logits = project.logits(first, last)
-        packed = torch.empty_like(logits, dtype=torch.float8_e5m2) if fp8 and needs_gradients else None
-        losses_and_gradients_(logits, targets[first:last], losses[first:last], packed, _GRADIENT_SCALE)
+    products = _Fp8(hidden.dtype, *packed) if packed else _Plain(hidden, weight.to(hidden.dtype))
+    for first, last in _parts(len(hidden), len(weight)):
+        logits = products.logits(first, last)
+        small = torch.empty_like(logits, dtype=torch.float8_e5m2) if packed and needs_gradients else None
+        losses_and_gradients_(logits, targets[first:last], losses[first:last], small, _GRADIENT_SCALE)
         if needs_gradients:
-            project.gradients_of_hidden(logits, packed, of_hidden[first:last])
+            products.gradients_of_hidden(logits, small, of_hidden[first:last])
             of_weight = torch.addmm(of_weight, logits.t(), hidden[first:last], out_dtype=torch.float32)
-        del logits, packed
+        del logits, small  # before the next
     return losses.sum(), of_hidden, of_weight.to(weight.dtype)
 
 
@@ -86,37 +97,35 @@ class _Plain:
     def logits(self, first: int, last: int) -> torch.Tensor:
         return self.hidden[first:last] @ self.weight.t()
 
-    def gradients_of_hidden(self, logits: torch.Tensor, packed: torch.Tensor | None, out: torch.Tensor) -> None:
+    def gradients_of_hidden(self, logits: torch.Tensor, small: torch.Tensor | None, out: torch.Tensor) -> None:
         torch.mm(logits, self.weight, out=out)
 
 
 class _Fp8:
     """Products in 8-bit floats, added up in more."""
 
-    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor) -> None:
-        self.dtype = hidden.dtype
-        self.hidden, self.hidden_scale = _packed(hidden)
-        self.weight, self.weight_scale = _packed(weight)
-        self.columns = self.weight.t().contiguous().t()
-        self.gradient_scale = torch.full((), 1 / _GRADIENT_SCALE, device=hidden.device)
+    def __init__(self, dtype: torch.dtype, *packed: torch.Tensor) -> None:
+        self.dtype = dtype
+        self.hidden, self.unscale_hidden, self.weight, self.unscale_weight, self.weight_by_column = packed
+        self.unscale_gradient = torch.full((), 1 / _GRADIENT_SCALE, device=self.hidden.device)
 
     def logits(self, first: int, last: int) -> torch.Tensor:
-        scales = self.hidden_scale, self.weight_scale
+        unscale = self.unscale_hidden, self.unscale_weight
         return torch._scaled_mm(
-            self.hidden[first:last], self.weight.t(), *scales, out_dtype=self.dtype, use_fast_accum=True
+            self.hidden[first:last], self.weight.t(), *unscale, out_dtype=self.dtype, use_fast_accum=True
         )
 
-    def gradients_of_hidden(self, logits: torch.Tensor, packed: torch.Tensor | None, out: torch.Tensor) -> None:
-        assert packed is not None
-        scales = self.gradient_scale, self.weight_scale
-        out.copy_(torch._scaled_mm(packed, self.columns, *scales, out_dtype=self.dtype))
+    def gradients_of_hidden(self, logits: torch.Tensor, small: torch.Tensor | None, out: torch.Tensor) -> None:
+        assert small is not None
+        unscale = self.unscale_gradient, self.unscale_weight
+        out.copy_(torch._scaled_mm(small, self.weight_by_column.t(), *unscale, out_dtype=self.dtype))
 
 
 def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """In e4m3, scaled so that the largest is the largest there is; and by what to scale back."""
-    largest = torch.finfo(torch.float8_e4m3fn).max
-    scale = largest / tensor.abs().amax().float().clamp(min=1e-12)
-    return (tensor * scale).to(torch.float8_e4m3fn), scale.reciprocal()
+    most = torch.finfo(torch.float8_e4m3fn).max
+    scale = most / tensor.abs().amax().float().clamp(min=1e-12)
+    return (tensor.float() * scale).clamp(-most, most).to(torch.float8_e4m3fn), scale.reciprocal()
 
 
 def _parts(num_tokens: int, vocabulary: int) -> list[tuple[int, int]]:
@@ -128,7 +137,11 @@ def _parts(num_tokens: int, vocabulary: int) -> list[tuple[int, int]]:
 
 @_summed.register_fake
 def _(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, needs_gradients: bool, fp8: bool
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    packed: list[torch.Tensor],
+    needs_gradients: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     loss = hidden.new_empty((), dtype=torch.float32)
     if not needs_gradients:
@@ -137,13 +150,14 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.num_packed = len(inputs[3])
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     of_hidden, of_weight = ctx.saved_tensors
-    return of_hidden * gradient, of_weight * gradient, None, None, None
+    return of_hidden * gradient, of_weight * gradient, None, [None] * ctx.num_packed, None
 
 
 _summed.register_autograd(_backward, setup_context=_keep)

@@ -1,5 +1,6 @@
 """What of a step goes through torch.compile."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -9,6 +10,8 @@ from torch import nn
 from shoal.core.move import leaves
 from shoal.core.objective import LossResult, Objective
 from shoal.models.blocks import repeated_blocks
+
+_NUMBERS = itertools.count(1)
 
 
 def compiled(model: nn.Module, by_block: bool = False) -> nn.Module:
@@ -33,6 +36,8 @@ def compiled_loss(objective: Objective, model: nn.Module, usual_size: int) -> Ca
     def loss_of(batch: Any) -> LossResult:
         return objective.loss(model, batch)
 
+    # What torch.compile learns of sizes it keeps by a function's name: another model in this process has its own.
+    loss_of.__code__ = loss_of.__code__.replace(co_name=f"loss_of_model_{next(_NUMBERS)}")
     fast = cast("Callable[[Any], LossResult]", torch.compile(loss_of))
     return lambda batch: (fast if batch_size(batch) == usual_size else loss_of)(batch)
 

@@ -8,7 +8,7 @@ at, of the others every sixteenth row, with two bits to spare and what is larger
 keep, and little to read twice.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from shoal.models.blocks import repeated_blocks
 from shoal.models.linear_cross_entropy import SumsLoss
 from shoal.models.transformer import FeedForward, HasStream
 
+_INPUT, _GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 _SAMPLED = 16
 """Of so many rows, one is looked at."""
 _TO_SPARE = 4.0
@@ -32,15 +33,12 @@ _LARGE = 600
 
 
 def use_fp8(model: nn.Module, device: torch.device) -> None:
-    """Have the linear layers of a model's blocks, and its fused output projection, computed so from here on."""
+    """Have the large linear layers of a model's blocks, and its fused output projection, computed so from here on."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _LEAST:
         raise UserError("train.fp8: needs a GPU with 8-bit floats (NVIDIA Ada, Hopper or newer); leave it out")
-    layers = [
-        layer
-        for _, block in repeated_blocks(model)
-        for layer in block.modules()
-        if type(layer) is nn.Linear and _is_large(layer)
-    ]
+    inside = [module for _, block in repeated_blocks(model) for module in block.modules()]
+    pairs = [module for module in inside if type(module) is FeedForward and _is_large(module.expand)]
+    layers = [module for module in inside if type(module) is nn.Linear and _is_large(module)]
     if not layers:
         raise UserError(
             f"train.fp8: no repeated block of {type(model).__name__} has a linear layer that is large enough to gain "
@@ -49,9 +47,8 @@ def use_fp8(model: nn.Module, device: torch.device) -> None:
     # In their places, with the weights, hooks and names that they have.
     for layer in layers:
         layer.__class__ = Fp8Linear
-    for module in model.modules():
-        if type(module) is FeedForward and isinstance(module.project, Fp8Linear):
-            module.__class__ = Fp8FeedForward
+    for pair in pairs:
+        pair.__class__ = Fp8FeedForward
     if isinstance(model, SumsLoss):
         model.fp8_head = True
     if isinstance(model, HasStream):
@@ -69,81 +66,161 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in]` -> `[..., out]`."""
         rows = x.to(torch.bfloat16).flatten(0, -2)
-        out: torch.Tensor = _Product.apply(rows, self.weight)  # type: ignore[no-untyped-call]
-        out = out.view(*x.shape[:-1], -1)
-        return out if self.bias is None else out + self.bias.to(out.dtype)
+        out: torch.Tensor = _Linear.apply(rows, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], -1)
 
 
 class Fp8FeedForward(FeedForward):
-    """The same of its second layer, together with the GELU before it.
-
-    What comes out of the GELU is packed as it is computed and not kept; the backward pass computes it again.
-    """
+    """Both layers and the GELU between them, whose result is packed as it is computed and not kept: the backward pass
+    computes it again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[batch, tokens, dim]` -> the same shape."""
-        before, project = self.expand(x), self.project
-        rows = before.to(torch.bfloat16).flatten(0, -2)
-        out: torch.Tensor = _ProductOfGelu.apply(  # type: ignore[no-untyped-call]
-            rows, project.weight, self.gelu.approximate
+        rows, first, second = x.to(torch.bfloat16).flatten(0, -2), self.expand, self.project
+        out: torch.Tensor = _FeedForward.apply(  # type: ignore[no-untyped-call]
+            rows, first.weight, first.bias, second.weight, second.bias, self.gelu.approximate == "tanh"
         )
-        out = out.view(*before.shape[:-1], -1)
-        result: torch.Tensor = self.project_dropout(out if project.bias is None else out + project.bias.to(out.dtype))
+        result: torch.Tensor = self.project_dropout(out.view(*x.shape[:-1], -1))
         return result
 
 
-class _Product(torch.autograd.Function):
-    """`rows @ weight.T`."""
+class _Linear(torch.autograd.Function):
+    """`rows @ weight.T + bias`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
-        return _product(rows, weight)
+        ctx.has_bias = bias is not None
+        return _product(*pack(rows, _INPUT, sampled=True), weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         gradient = gradients[0].to(torch.bfloat16)
-        return _gradient_of_rows(gradient, weight), (gradient.t() @ rows).to(weight.dtype)
+        of_rows = _product_back(*pack(gradient, _GRADIENT, sampled=True), weight)
+        return of_rows, *_of_weight(gradient, rows, weight, ctx.has_bias)
 
 
-class _ProductOfGelu(torch.autograd.Function):
-    """`gelu(rows) @ weight.T`."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, approximate: str) -> torch.Tensor:
-        ctx.save_for_backward(rows, weight)
-        ctx.approximate = approximate
-        return _product(F.gelu(rows, approximate=approximate), weight)
+class _FeedForward(torch.autograd.Function):
+    """`gelu(rows @ first.T + bias) @ second.T + bias`."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        rows, weight = ctx.saved_tensors
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        first: torch.Tensor,
+        first_bias: torch.Tensor | None,
+        second: torch.Tensor,
+        second_bias: torch.Tensor | None,
+        is_tanh: bool,
+    ) -> torch.Tensor:
+        before = _product(*pack(rows, _INPUT, sampled=True), first, first_bias)
+        ctx.save_for_backward(rows, before, first, second)
+        ctx.is_tanh, ctx.has_bias = is_tanh, first_bias is not None
+        scale = scale_for(F.gelu(before[::_SAMPLED], approximate=_name(is_tanh)), _INPUT, _TO_SPARE)
+        return _product(gelu_packed(before, scale, is_tanh), scale.reciprocal(), second, second_bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, before, first, second = ctx.saved_tensors
         gradient = gradients[0].to(torch.bfloat16)
-        of_gelu = _gradient_of_rows(gradient, weight)
-        of_rows = torch.ops.aten.gelu_backward(of_gelu, rows, approximate=ctx.approximate)
-        of_weight = gradient.t() @ F.gelu(rows, approximate=ctx.approximate)
-        return of_rows, of_weight.to(weight.dtype), None
+        of_after = _product_back(*pack(gradient, _GRADIENT, sampled=True), second)
+        some = torch.ops.aten.gelu_backward(of_after[::_SAMPLED], before[::_SAMPLED], approximate=_name(ctx.is_tanh))
+        scale = scale_for(some, _GRADIENT, _TO_SPARE)
+        after, of_before, packed = gelu_backward_packed(of_after, before, scale, ctx.is_tanh)
+        of_rows = _product_back(packed, scale.reciprocal(), first)
+        of_first = _of_weight(of_before, rows, first, ctx.has_bias)
+        return of_rows, *of_first, *_of_weight(gradient, after, second, ctx.has_bias), None
 
 
-def _product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    packed, scale = pack(rows, torch.float8_e4m3fn, sampled=True)
-    packed_weight, weight_scale = pack(weight, torch.float8_e4m3fn)
+def _name(is_tanh: bool) -> str:
+    return "tanh" if is_tanh else "none"
+
+
+def _product(
+    packed: torch.Tensor, unscale: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    packed_weight, unscale_weight = pack(weight, _INPUT)
     return torch._scaled_mm(
-        packed, packed_weight.t(), scale, weight_scale, out_dtype=torch.bfloat16, use_fast_accum=True
+        packed,
+        packed_weight.t(),
+        unscale,
+        unscale_weight,
+        bias=None if bias is None else bias.to(torch.bfloat16),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
     )
 
 
-def _gradient_of_rows(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    packed, scale = pack(gradient, torch.float8_e5m2, sampled=True)
-    packed_weight, weight_scale = pack(weight, torch.float8_e4m3fn)
+def _product_back(packed: torch.Tensor, unscale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The gradient of the rows from that of their product."""
+    packed_weight, unscale_weight = pack(weight, _INPUT)
     columns = packed_weight.t().contiguous().t()
-    return torch._scaled_mm(packed, columns, scale, weight_scale, out_dtype=torch.bfloat16)
+    return torch._scaled_mm(packed, columns, unscale, unscale_weight, out_dtype=torch.bfloat16)
+
+
+def _of_weight(
+    gradient: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of a weight and its bias."""
+    of_bias = gradient.sum(0, dtype=torch.float32).to(weight.dtype) if has_bias else None
+    return (gradient.t() @ rows).to(weight.dtype), of_bias
 
 
 def pack(tensor: torch.Tensor, dtype: torch.dtype, sampled: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The tensor in an 8-bit type, scaled into its range; and by what to scale back."""
+    scale = scale_for(tensor[::_SAMPLED], dtype, _TO_SPARE) if sampled else scale_for(tensor, dtype)
     most = torch.finfo(dtype).max
-    seen, reach = (tensor[::_SAMPLED], most / _TO_SPARE) if sampled else (tensor, most)
-    scale = reach / seen.abs().amax().float().clamp(min=1e-12)
     return (tensor.float() * scale).clamp(-most, most).to(dtype), scale.reciprocal()
+
+
+def scale_for(seen: torch.Tensor, dtype: torch.dtype, to_spare: float = 1.0) -> torch.Tensor:
+    """By what to multiply, so that what was seen reaches the end of the type's range, or remains below by a factor."""
+    return torch.finfo(dtype).max / to_spare / seen.abs().amax().float().clamp(min=1e-12)
+
+
+@torch.library.custom_op("shoal::gelu_packed", mutates_args=())
+def _gelu_packed(before: torch.Tensor, scale: torch.Tensor, is_tanh: bool) -> torch.Tensor:
+    from shoal.parallel import fp8_kernels
+
+    packed = torch.empty_like(before, dtype=_INPUT)
+    fp8_kernels.gelu_packed(before, scale, is_tanh, packed)
+    return packed
+
+
+@_gelu_packed.register_fake
+def _(before: torch.Tensor, scale: torch.Tensor, is_tanh: bool) -> torch.Tensor:
+    return torch.empty_like(before, dtype=_INPUT)
+
+
+@torch.library.custom_op("shoal::gelu_backward_packed", mutates_args=())
+def _gelu_backward_packed(
+    gradient: torch.Tensor, before: torch.Tensor, scale: torch.Tensor, is_tanh: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from shoal.parallel import fp8_kernels
+
+    after, of_before = torch.empty_like(before), torch.empty_like(before)
+    packed = torch.empty_like(before, dtype=_GRADIENT)
+    fp8_kernels.gelu_backward_packed(gradient, before, scale, is_tanh, after, of_before, packed)
+    return after, of_before, packed
+
+
+@_gelu_backward_packed.register_fake
+def _(
+    gradient: torch.Tensor, before: torch.Tensor, scale: torch.Tensor, is_tanh: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(before), torch.empty_like(before), torch.empty_like(before, dtype=_GRADIENT)
+
+
+def gelu_packed(before: torch.Tensor, scale: torch.Tensor, is_tanh: bool) -> torch.Tensor:
+    """`gelu(before) * scale`, packed."""
+    return cast(torch.Tensor, _gelu_packed(before, scale, is_tanh))
+
+
+def gelu_backward_packed(
+    gradient: torch.Tensor, before: torch.Tensor, scale: torch.Tensor, is_tanh: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`gelu(before)`, and from the gradient of that the one of `before`, as it is and packed times `scale`."""
+    return cast(
+        "tuple[torch.Tensor, torch.Tensor, torch.Tensor]", _gelu_backward_packed(gradient, before, scale, is_tanh)
+    )

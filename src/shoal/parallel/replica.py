@@ -20,7 +20,6 @@ from shoal.core.weights import named_weights, take_weights
 from shoal.models.linear_cross_entropy import SumsLoss, is_available
 from shoal.parallel.clip import SharedScaler, clip_gradients, local_gradient, num_holders
 from shoal.parallel.compiling import compiled, compiled_loss
-from shoal.parallel.fp8 import use_fp8
 from shoal.parallel.numerics import autocast, build_scaler, check_precision, recompute_activations
 from shoal.parallel.optimizer import (
     add_missing_momentum,
@@ -54,6 +53,8 @@ class Replica:
         if isinstance(self.model, SumsLoss):
             self.model.sums_loss = process.device.type == "cuda" and not is_divided and is_available()
         if settings.fp8:
+            from shoal.parallel.fp8 import use_fp8
+
             use_fp8(self.model, process.device)
         self.is_divided = is_divided
         self.lap: Lap = untimed
