@@ -41,7 +41,7 @@ def plan_feeding(
     section: Any = recipe.data or TaskData()
     device = process.device
     kind = choose_loader(section.loader, datasets.train)
-    resident = getattr(section, "resident", False)
+    resident = getattr(section, "resident", "auto")
     if resident is True or (resident == "auto" and kind == "memory" and _may_reside(recipe, datasets, device)):
         datasets = _resident(datasets, section.workers, device)
     streaming = Streaming(getattr(section, "window", _WINDOW), getattr(section, "lanes", 1))
