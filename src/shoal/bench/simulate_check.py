@@ -175,7 +175,14 @@ def _summed(workers: int, name: str, rows: list[dict[str, Any]]) -> dict[str, An
         for key in ("alone_ms", "predicted_ms", "exposed_ms", "measured_ms")
     }
     error = statistics.median(errors)
-    return {"workers": workers, "strategy": name, **medians, "error": error, "errors": errors, "ok": abs(error) <= ALLOWED}
+    return {
+        "workers": workers,
+        "strategy": name,
+        **medians,
+        "error": error,
+        "errors": errors,
+        "ok": abs(error) <= ALLOWED,
+    }
 
 
 def _in_short(rows: list[dict[str, Any]], number: int) -> str:
@@ -197,3 +204,18 @@ def check_table(result: Mapping[str, Any]) -> list[list[str]]:
             ]
         )
     return lines
+
+
+def check_notes(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The network as it was measured, and whether all is well."""
+    rows = []
+    for workers, network in result["network"].items():
+        told = [
+            f"{name} {network['latency_us'][name]:.0f} us + {f'{rate:.2f} GB/s' if rate else 'nothing a byte'}"
+            for name, rate in network["gb_per_s"].items()
+        ]
+        rows.append((f"{workers} workers", ", ".join(told)))
+    wrong = [f"{row['strategy']} with {row['workers']} workers" for row in result["checks"] if not row["ok"]]
+    limit = f"{result['allowed']:.0%}"
+    rows.append(("verdict", f"off by over {limit}: {', '.join(wrong)}" if wrong else f"all within {limit}"))
+    return rows

@@ -1,6 +1,6 @@
-"""How fast workers of this machine exchange data between stretches of computing, as a step has it. Runs on every worker.
+"""How fast workers of this machine exchange data between stretches of computing, as they do in a step.
 
-A collective that is called over and over finds its data in the cache and every worker awake. So each call here comes
+Runs on every worker. A collective that is called over and over finds its data in the cache and every worker awake. So each call here comes
 after some milliseconds of arithmetic, and what it costs is what it adds to them; once while all wait for it, and once
 beside the arithmetic, which tells how much of a core it takes.
 """
@@ -45,10 +45,8 @@ def measure(process: Process, sizes: Sequence[int], rounds: int) -> list[dict[st
     keep_freed_memory()
     groups = _groups(process)
     arithmetic = _Arithmetic(process)
-    cases = {
-        f"{' '.join(case)} {size}": (case, size) for case in cases_of(process.world_size) for size in sizes
-    }
-    records = [
+    cases = {f"{' '.join(case)} {size}": (case, size) for case in cases_of(process.world_size) for size in sizes}
+    records: list[dict[str, Any]] = [
         {"who": case[0], "collective": case[1], "dtype": case[2], "bytes": size, "waited_s": [], "beside_s": []}
         for case, size in cases.values()
     ]

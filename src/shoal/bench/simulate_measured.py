@@ -4,7 +4,7 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from shoal.bench.simulate_links import ACROSS, ALL, PAIRS, Case
 from shoal.bench.simulate_network import Collective, Members, Message
@@ -24,7 +24,9 @@ class Loopback:
         found: dict[Case, dict[int, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
         for record in records:
             found[record["who"], record["collective"], record["dtype"]][record["bytes"]].append(record)
-        self._points = {case: [_point(size, rows) for size, rows in sorted(sizes.items())] for case, sizes in found.items()}
+        self._points = {
+            case: [_point(size, rows) for size, rows in sorted(sizes.items())] for case, sizes in found.items()
+        }
 
     def message(self, collective: Collective, num_bytes: float, members: Members, dtype: str = "fp32") -> Message:
         """On the straight line between the nearest sizes that were measured."""
@@ -45,13 +47,13 @@ class Loopback:
         return ACROSS if members.on_node == 1 else PAIRS
 
     def line(self, collective: Collective) -> tuple[float, float]:
-        """Of all workers in fp32: the latency in seconds, and seconds a byte, by the line that fits best in proportion."""
+        """Of all workers in fp32: the latency in seconds, and seconds a byte, by the line that fits best."""
         points = self._points[ALL, collective, "fp32"]
         return fit([(size, seconds) for size, seconds, _ in points])
 
     def summary(self) -> dict[str, Any]:
         """Latency and rate of every collective, and what adding up costs an all-reduce beside passing on."""
-        lines = {name: self.line(name) for name in ("all_reduce", "all_gather", "reduce_scatter")}  # type: ignore[arg-type]
+        lines = {name: self.line(name) for name in get_args(Collective)}
         share = (self.workers - 1) / self.workers
         reducing = (lines["all_reduce"][1] - 2 * lines["all_gather"][1]) / share
         return {

@@ -1,8 +1,8 @@
 """How long workers take to exchange data over a network that is not here: rings and trees, as NCCL chooses them.
 
-Every constant of a network is in `NETWORKS`; `docs/benchmarks.md` names their sources. All times are those of NCCL's own
-model (`src/graph/tuning.cc`), cut down to what data-parallel training sends: a message costs a start, a latency for each
-hop, and its bytes over the narrowest place that they pass.
+Every constant of a network is in `NETWORKS`; `docs/benchmarks.md` names their sources. Times are those of NCCL's own
+model (`src/graph/tuning.cc`), cut down to what data-parallel training sends: a message costs a start, a latency for
+each hop, and its bytes over the narrowest place that they pass.
 """
 
 import dataclasses
@@ -46,8 +46,10 @@ class Message:
 class Wires(Protocol):
     """What a simulated step asks a network."""
 
-    waits: bool
-    """Whether a worker computes nothing while FSDP or PowerSGD send, as on the CPU."""
+    @property
+    def waits(self) -> bool:
+        """Whether a worker computes nothing while FSDP or PowerSGD send, as on the CPU."""
+        ...
 
     def message(self, collective: Collective, num_bytes: float, members: Members, dtype: str = "fp32") -> Message:
         """What it costs to exchange so many bytes; `num_bytes` is what a worker holds of it where it is whole."""
@@ -73,7 +75,11 @@ class Network:
     """Of every collective, before anything moves."""
     memory_gb_per_s: float = 3350.0
     """Of a GPU's own memory: what packing gradients goes through."""
-    waits: bool = dataclasses.field(default=False, init=False)
+
+    @property
+    def waits(self) -> bool:
+        """GPUs compute while they send."""
+        return False
 
     def message(self, collective: Collective, num_bytes: float, members: Members, dtype: str = "fp32") -> Message:
         """By the fastest of a ring, a ring that sends small packets at once, and for sums a tree."""

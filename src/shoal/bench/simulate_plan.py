@@ -72,7 +72,7 @@ class _Step:
         self.awaited = []
         return len(self.tasks) - 1
 
-    def send(  # noqa: PLR0917 - a message has as many sides
+    def send(
         self,
         name: str,
         collective: Collective,
@@ -94,7 +94,7 @@ class _Step:
         return (found[-1],) if found else ()
 
 
-def tasks_of(  # noqa: PLR0917
+def tasks_of(
     strategy: str,
     shape: Shape,
     own: Phases,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from shoal.bench.comm import SMALL_VIT
 from shoal.bench.simulate_plan import Rules
 from shoal.core.errors import UserError
 from shoal.recipe.load import LoadedRecipe, load_recipe
@@ -28,11 +29,17 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
+SIMULATED: dict[str, Any] = SMALL_VIT | {"train": {"steps": 1, "global_batch": 8}}
+"""Where no recipe is given: 6.4 million weights, 8 samples a worker."""
+
+
 def batch_per_worker(recipe: Recipe) -> int:
     """Samples of a step that are one worker's: as many stay with each, however many workers there are."""
     batch, workers = recipe.train.global_batch, recipe.cluster.workers
     if batch % workers:
-        raise UserError(f"train.global_batch: {batch} cannot be divided among cluster.workers={workers} for a simulation")
+        raise UserError(
+            f"train.global_batch: {batch} cannot be divided among cluster.workers={workers} for a simulation"
+        )
     return batch // workers
 
 

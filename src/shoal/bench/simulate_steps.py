@@ -1,8 +1,8 @@
 """Real steps for the simulation: of workers that send nothing, and of workers that train together.
 
 A worker that sends nothing is the only one of its group: DistributedDataParallel, FSDP2 and the packing of gradients
-run as ever, with nobody to send to. As many of them as there will be workers compute at the same time, so that they share
-the machine's cores as they will then. Runs on every worker.
+run as ever, with nobody to send to. As many of them as there will be workers compute at the same time, so that they
+share the machine's cores as they will then. Runs on every worker.
 """
 
 import contextlib
@@ -50,7 +50,9 @@ class Meeting:
         return [json.loads(self._store.get(f"{self._number}/{rank}")) for rank in range(self._count)]
 
 
-def measure(process: Process, tree: dict[str, Any], steps: int, threads: int, meeting: Meeting | None) -> dict[str, Any]:
+def measure(
+    process: Process, tree: dict[str, Any], steps: int, threads: int, meeting: Meeting | None
+) -> dict[str, Any]:
     """Seconds of every step by phase, of each worker.
 
     Args:
@@ -109,7 +111,7 @@ class _Stepping:
         return time.perf_counter()
 
     def take(self) -> list[float]:
-        """One step: seconds of the forward and of the backward pass, with what packs gradients, and of the optimizer."""
+        """One step: seconds of the forward pass, the backward pass with what packs gradients, and the optimizer."""
         unit = self._built.unit
         batch = next(self._batches)
         self._laps.clear()
@@ -178,7 +180,8 @@ class _Marks:
 
     def __enter__(self) -> "_Marks":
         for number, parameter in enumerate(self._parameters):
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(lambda _, n=number: self._is_ready(n)))
+            watch: Any = parameter.register_post_accumulate_grad_hook
+            self._hooks.append(watch(lambda _, number=number: self._is_ready(number)))
         for block in self._blocks:
             self._hooks.append(block.register_forward_pre_hook(lambda *_: self._forward.append(self._now())))
         if self._blocks:

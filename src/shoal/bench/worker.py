@@ -112,7 +112,7 @@ def _together(process: Process, job: dict[str, Any], folder: Path, found: Callab
 
 
 def _alone(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     from shoal.bench import simulate_steps
 
