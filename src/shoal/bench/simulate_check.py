@@ -186,8 +186,13 @@ def _summed(workers: int, name: str, rows: list[dict[str, Any]]) -> dict[str, An
 
 
 def _in_short(rows: list[dict[str, Any]], number: int) -> str:
-    errors = [abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in rows if row["round"] == number]
-    return f"off by {statistics.median(errors):.1%}, at most {max(errors):.1%}"
+    errors = {
+        f"{row['strategy']} of {row['workers']} workers": abs(row["predicted_ms"] / row["measured_ms"] - 1)
+        for row in rows
+        if row["round"] == number
+    }
+    worst = max(errors, key=errors.__getitem__)
+    return f"off by {statistics.median(errors.values()):.1%}, at most {errors[worst]:.1%}: {worst}"
 
 
 def check_table(result: Mapping[str, Any]) -> list[list[str]]:

@@ -53,7 +53,8 @@ def run(tasks: Sequence[Task]) -> Timeline:
     now = exposed = 0.0
     while len(done) < len(tasks):
         for stream, waiting in queues.items():
-            if stream not in active and (chosen := _next(tasks, stream, waiting, done, ready_at, now)) is not None:
+            chosen = _next(tasks, stream, waiting, done, ready_at, now)
+            if chosen is not None and stream not in active:
                 waiting.remove(chosen)
                 active[stream], starts[chosen] = chosen, now
         assert active, "tasks wait for each other"
@@ -81,7 +82,7 @@ def _queues(tasks: Sequence[Task]) -> dict[str, list[int]]:
 def _next(
     tasks: Sequence[Task], stream: str, waiting: list[int], done: set[int], ready_at: dict[int, float], now: float
 ) -> int | None:
-    """Which of the waiting ones begins now, if any."""
+    """Which of the waiting ones is next, if any may go; since when each may is noted."""
     if stream == COMPUTE:
         return waiting[0] if waiting and done.issuperset(tasks[waiting[0]].after) else None
     for number in waiting:

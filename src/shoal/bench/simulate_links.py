@@ -1,8 +1,8 @@
 """How fast workers of this machine exchange data between stretches of computing, as they do in a step.
 
-Runs on every worker. A collective that is called over and over finds its data in the cache and every worker awake. So each call here comes
+A collective that is called over and over finds its data in the cache and every worker awake. So each call here comes
 after some milliseconds of arithmetic, and what it costs is what it adds to them; once while all wait for it, and once
-beside the arithmetic, which tells how much of a core it takes.
+beside the arithmetic, which tells how much of a core it takes. Runs on every worker.
 """
 
 import time

@@ -179,7 +179,7 @@ def _read(path: Path) -> Network:
         raise UserError(f"--network: {path} should hold figures by name, such as between_gb_per_s: 25")
     changes = dict(tree)
     base = changes.pop("base", "nvlink+ib")
-    if base not in NETWORKS:
+    if str(base) not in NETWORKS:
         raise UserError(f"--network: {path}: base: {base!r} is no network; {one_of(str(base), NETWORKS)}")
     for key, value in changes.items():
         if key == "between_of":

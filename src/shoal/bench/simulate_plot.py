@@ -8,8 +8,8 @@ from shoal.bench.simulate import efficiencies
 
 _STYLES = {
     "ddp": ("#4c72b0", "o", "-"),
-    "ddp_bf16": ("#4c72b0", "s", "--"),
-    "ddp_fp16": ("#4c72b0", "x", "-."),
+    "ddp_bf16": ("#64b5cd", "s", "--"),
+    "ddp_fp16": ("#64b5cd", "x", "-."),
     "ddp_powersgd": ("#8172b3", "D", "--"),
     "fsdp": ("#c44e52", "^", "-"),
     "hsdp": ("#55a868", "v", "-"),

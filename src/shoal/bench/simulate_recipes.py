@@ -4,7 +4,6 @@ from typing import Any
 
 from shoal.bench.comm import SMALL_VIT
 from shoal.bench.simulate_plan import Rules
-from shoal.core.errors import UserError
 from shoal.recipe.load import LoadedRecipe, load_recipe
 from shoal.recipe.schema import Recipe
 
@@ -36,10 +35,7 @@ SIMULATED: dict[str, Any] = SMALL_VIT | {"train": {"steps": 1, "global_batch": 8
 def batch_per_worker(recipe: Recipe) -> int:
     """Samples of a step that are one worker's: as many stay with each, however many workers there are."""
     batch, workers = recipe.train.global_batch, recipe.cluster.workers
-    if batch % workers:
-        raise UserError(
-            f"train.global_batch: {batch} cannot be divided among cluster.workers={workers} for a simulation"
-        )
+    assert batch % workers == 0, "recipes are checked for that"
     return batch // workers
 
 
