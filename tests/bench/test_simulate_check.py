@@ -210,11 +210,20 @@ def test_a_quick_check_measures_and_predicts(tmp_path: Path) -> None:
 
 
 def test_the_verdict_names_what_is_off() -> None:
-    row = {"strategy": "ddp", "workers": 2, "alone_ms": 1.0, "predicted_ms": 2.0, "measured_ms": 1.5, "errors": [0.33]}
+    row = {
+        "strategy": "ddp",
+        "workers": 2,
+        "alone_ms": 1.0,
+        "predicted_ms": 2.0,
+        "measured_ms": 1.5,
+        "errors": [0.33],
+        "others_share": 0.02,
+    }
     network = {"latency_us": {"all_reduce": 5.0}, "gb_per_s": {"all_reduce": None}}
     found = {"checks": [{**row, "error": 0.33, "ok": False}], "network": {"2": network}, "allowed": 0.15}
     assert dict(check_notes(found)) == {
         "2 workers": "all_reduce 5 us + nothing a byte",
+        "others": "took at most 2.0% of the cores beside a measurement",
         "verdict": "off by over 15%: ddp with 2 workers",
     }
     assert check_table(found)[1][4:] == ["+33.0% !", "+33.0% to +33.0%"]

@@ -9,10 +9,12 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shoal.bench.commands import Tell, in_turns
+from shoal.bench.others import QUIET, quietly
 from shoal.bench.simulate_events import run
 from shoal.bench.simulate_measured import Loopback
 from shoal.bench.simulate_plan import Place, Rules, tasks_of
@@ -21,7 +23,7 @@ from shoal.bench.simulate_work import Phases, Shape, from_record
 from shoal.bench.workers import run_job
 from shoal.core.errors import RunError, UserError
 from shoal.core.machine import usable_cores
-from shoal.recipe.load import LoadedRecipe
+from shoal.recipe.load import LoadedRecipe, load_recipe
 
 ALLOWED = 0.15
 """How far a prediction may be off."""
@@ -61,8 +63,7 @@ def check(loaded: LoadedRecipe, settings: CheckSettings, tell: Tell = lambda lin
             for workers in settings.workers:
                 found = crew.round(workers, shape, number)
                 links[workers] += found["links"]
-                rules = rules_of(loaded)
-                rows += _rows(number, workers, settings, shape, rules, found)
+                rows += _rows(number, workers, settings, shape, rules_of(loaded), found)
             tell(f"round {number + 1} of {settings.rounds}: " + _in_short(rows, number))
     return {
         "recipe": loaded.recipe.name,
@@ -78,8 +79,6 @@ def check(loaded: LoadedRecipe, settings: CheckSettings, tell: Tell = lambda lin
 
 def _on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
     """Workers of one machine that talk by Gloo."""
-    from shoal.recipe.load import load_recipe
-
     if usable_cores() < 2:
         raise UserError("--check: needs two cores or more; this machine has one")
     if loaded.recipe.parallel.backend == "nccl":
@@ -124,9 +123,13 @@ class _Crew:
             "links": {"sizes": sizes, "rounds": 1},
             "together": {"recipes": {n: recipe_for(self.loaded, n, workers, _ON_NODE).tree() for n in names}},
         }
-        return {
-            what: self._job(what, workers, steps=self.settings.steps, **jobs[what]) for what in in_turns(jobs, number)
-        }
+        found: dict[str, Any] = {}
+        others = []
+        for what in in_turns(jobs, number):
+            fields = {"steps": self.settings.steps, **jobs[what]}
+            found[what], share = quietly(partial(self._job, what, workers, **fields))
+            others.append(share)
+        return found | {"others": max(others)}
 
 
 def _rows(
@@ -144,6 +147,7 @@ def _rows(
         rows.append(
             {
                 "round": number,
+                "others_share": found["others"],
                 "workers": workers,
                 "strategy": name,
                 "alone_ms": 1e3 * own.total_s,
@@ -178,6 +182,7 @@ def _summed(workers: int, name: str, rows: list[dict[str, Any]]) -> dict[str, An
     return {
         "workers": workers,
         "strategy": name,
+        "others_share": max(row["others_share"] for row in own),
         **medians,
         "error": error,
         "errors": errors,
@@ -192,7 +197,9 @@ def _in_short(rows: list[dict[str, Any]], number: int) -> str:
         if row["round"] == number
     }
     worst = max(errors, key=errors.__getitem__)
-    return f"off by {statistics.median(errors.values()):.1%}, at most {errors[worst]:.1%}: {worst}"
+    others = max(row["others_share"] for row in rows if row["round"] == number)
+    least = f"off by {statistics.median(errors.values()):.1%}, at most {errors[worst]:.1%}: {worst}"
+    return least + (f"; others took {others:.0%} of the cores" if others > QUIET else "")
 
 
 def check_table(result: Mapping[str, Any]) -> list[list[str]]:
@@ -222,5 +229,7 @@ def check_notes(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append((f"{workers} workers", ", ".join(told)))
     wrong = [f"{row['strategy']} with {row['workers']} workers" for row in result["checks"] if not row["ok"]]
     limit = f"{result['allowed']:.0%}"
+    others = max(row["others_share"] for row in result["checks"])
+    rows.append(("others", f"took at most {others:.1%} of the cores beside a measurement"))
     rows.append(("verdict", f"off by over {limit}: {', '.join(wrong)}" if wrong else f"all within {limit}"))
     return rows

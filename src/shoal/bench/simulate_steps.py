@@ -25,7 +25,7 @@ from shoal.parallel.numerics import torch_settings
 from shoal.recipe.load import check_tree
 from shoal.train.build import Built, build
 
-WARMUP = 4
+WARMUP = 3
 """Steps before any that count: memory is taken, and PowerSGD begins to pack."""
 _OF_PHASE = {"h2d": 0, "forward": 0, "backward": 1, "comm": 1}
 
