@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from shoal.bench.simulate_recipes import SIMULATED, one_micro_batch, recipe_for
 from shoal.bench.simulate_steps import Meeting, measure, measure_shape, weights_of
 from shoal.bench.simulate_work import ROOT, from_record
 from shoal.core.errors import RunError, UserError
+from shoal.core.group import Group
 from shoal.core.machine import usable_cores
 from shoal.core.process import Process
 from shoal.recipe.load import load_recipe
@@ -48,6 +48,8 @@ def test_between_sizes_that_were_measured_lie_straight_lines() -> None:
     costs = [wires.message("all_reduce", size, two) for size in (4, 1000, 2000, 3000, 5000)]
     assert [cost.seconds for cost in costs] == [1.0, 1.0, 1.5, 2.0, 3.0]
     assert [cost.busy for cost in costs] == [0.5, 0.5, 0.75, 1.0, 1.0]
+    noisy = Loopback(2, [record(ALL, "all_reduce", 1000, 2.0, 0.0), record(ALL, "all_reduce", 3000, 1.0, 0.0)])
+    assert noisy.message("all_reduce", 9000, two).seconds == 1.0
     assert wires.waits and wires.message("all_reduce", 1000, Members(1, 1)).seconds == 0
 
 
@@ -102,26 +104,16 @@ def test_workers_that_train_together_tell_the_slowest(ranks: Callable[[int], Ran
     assert rows[0] == rows[3] and sum(rows[0]["phases_s"]) == pytest.approx(rows[0]["step_s"]) and rows[0]["step_s"] > 0
 
 
-def alone(process: Process, tree: dict[str, Any], port: int) -> dict[str, Any]:
-    """As `shoal.bench.worker` has it: in a group of its own, meeting the others by a store."""
-    from torch._C._distributed_c10d import TCPStore
+def alone(process: Process, tree: dict[str, Any]) -> dict[str, Any]:
+    """As `shoal.bench.worker` has it: nobody to send to, and the others are met by a store."""
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-    own = dist.new_subgroups(group_size=1)[0]
-    store = TCPStore("127.0.0.1", port, 2, is_master=process.rank == 0, wait_for_workers=False)
-    del own
-    meeting = Meeting(store, process.rank, 2)
-    single = replace(process, rank=0, world_size=1, group=type(process.group)())
-    found = measure(single, tree, 3, 1, meeting)
-    meeting.wait()
-    return found
+    meeting = Meeting(PrefixStore("alone", _get_default_store()), process.rank, process.world_size)
+    return measure(replace(process, rank=0, world_size=1, group=Group()), tree, 3, 1, meeting)
 
 
 def test_those_that_send_nothing_begin_every_step_together(ranks: Callable[[int], Ranks]) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    rows = ranks(2)(alone, recipe_for(tiny(), "single", 1).tree(), port)
+    rows = ranks(2)(alone, recipe_for(tiny(), "single", 1).tree())
     assert rows[0] == rows[1] and len(rows[0]["phases_s"]) == 3 and all(phase > 0 for phase in rows[0]["phases_s"])
     assert Meeting(None, 0, 1).gather("mine") == ["mine"]
 

@@ -39,6 +39,8 @@ class Loopback:
         (size, seconds, busy), (more, longer, busier) = points[after - 1], points[after]
         share = (num_bytes - size) / (more - size)
         kept = min(1.0, share)  # beyond the largest size, messages are as busy as that one
+        if share > 1:  # and noise makes none cheaper
+            return Message(longer + (share - 1) * max(0.0, longer - seconds), busier)
         return Message(seconds + share * (longer - seconds), busy + kept * (busier - busy))
 
     def _who(self, members: Members) -> str:

@@ -118,7 +118,8 @@ def buckets(shape: Shape, limit_bytes: float, element: int = 4) -> list[Bucket]:
 def from_record(record: Mapping[str, Any]) -> Shape:
     """The shape that a worker has measured: the backward pass of a block is over when its last gradient is there."""
     weights = tuple(Weight(*numbers) for numbers in record["weights"])
-    ready, forward = tuple(record["ready"]), tuple(record["forward"])
+    ready, whole = tuple(record["ready"]), sum(record["forward"])
+    forward = tuple(share / whole for share in record["forward"])  # medians, which need not add up to 1
     ends: list[float] = []
     for block in reversed(range(len(forward) - 2)):
         own = [share for weight, share in zip(weights, ready, strict=True) if weight.block == block]
