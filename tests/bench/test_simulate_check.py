@@ -226,7 +226,7 @@ def test_the_verdict_names_what_is_off() -> None:
 @pytest.mark.alone
 @pytest.mark.slow
 def test_predictions_are_off_by_15_percent_at_most(workers: int) -> None:
-    found = check(load_recipe([SIMULATED], CPU), CheckSettings(rounds=5, workers=(workers,)), print)
+    found = check(load_recipe([SIMULATED], CPU), CheckSettings(rounds=3, workers=(workers,)), print)
     assert [row["strategy"] for row in found["checks"]] == list(CHECKED[workers])
     assert all(row["ok"] for row in found["checks"]), check_table(found)
 
