@@ -73,6 +73,7 @@ def check(loaded: LoadedRecipe, settings: CheckSettings, tell: Tell = lambda lin
         "threads_per_worker": crew.threads,
         "allowed": ALLOWED,
         "network": {str(workers): Loopback(workers, records).summary() for workers, records in links.items()},
+        "measurements": rows,
         "checks": [_summed(workers, name, rows) for workers in settings.workers for name in settings.checked(workers)],
     }
 
