@@ -118,7 +118,7 @@ class _Crew:
         names = self.settings.checked(workers)
         alone = dict.fromkeys(["ddp", *("fsdp" if name == "hsdp" else name for name in names)])
         largest = 4 * shape.numel
-        sizes = [size for size in _SIZES if size < 4 * largest]
+        sizes = [size for number, size in enumerate(_SIZES) if number < 2 or size < 4 * largest]
         jobs: dict[str, dict[str, Any]] = {
             "alone": {"recipes": {name: recipe_for(self.loaded, name, 1).tree() for name in alone}},
             "links": {"sizes": sizes, "rounds": 1},

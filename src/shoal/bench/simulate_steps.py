@@ -99,6 +99,8 @@ class _Stepping:
     def __init__(self, built: Built, batches: Any, device: torch.device) -> None:
         self._built, self._batches, self._device = built, batches, device
         self._laps: list[tuple[int, float]] = []
+        self.began = 0.0
+        """When the latest step had its batch."""
         built.unit.lap = self._lap
 
     def _lap(self, phase: str) -> None:
@@ -115,7 +117,7 @@ class _Stepping:
         unit = self._built.unit
         batch = next(self._batches)
         self._laps.clear()
-        before = self.now()
+        before = self.began = self.now()
         seconds = [0.0, 0.0, 0.0]
         unit.forward_backward(batch)
         passes = self.now()
@@ -138,9 +140,8 @@ def measure_shape(process: Process, tree: dict[str, Any], steps: int, threads: i
             rows = []
             for _ in range(steps):
                 marks.clear()
-                began = step.now()
                 forward, backward, _ = step.take()
-                rows.append(marks.shares(began, forward, backward))
+                rows.append(marks.shares(step.began, forward, backward))
         weights, buffers = weights_of(built.unit.model), built.unit.model.buffers()
         learned = sum(buffer.numel() * buffer.element_size() for buffer in buffers if buffer.is_floating_point())
     forwards, readies = zip(*rows, strict=True)
