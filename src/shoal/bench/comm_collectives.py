@@ -71,12 +71,21 @@ def _prepare(name: str, size: int, largest: torch.Tensor, largest_part: torch.Te
     part = largest_part[: len(whole) // workers]
     if name == "all_reduce":
         return lambda: dist.all_reduce(whole)
-    # Since PyTorch 2.13 under other names; the older ones warn there.
     if name == "all_gather":
-        gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return lambda: gather(whole, part)
-    scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return lambda: scatter(part, whole)
+        return lambda: gather_into(whole, part)
+    return lambda: scatter_into(part, whole)
+
+
+def gather_into(whole: torch.Tensor, part: torch.Tensor, **how: Any) -> Any:
+    """All-gather. Since PyTorch 2.13 under another name; the older one warns there."""
+    gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(whole, part, **how)
+
+
+def scatter_into(part: torch.Tensor, whole: torch.Tensor, **how: Any) -> Any:
+    """Reduce-scatter, likewise."""
+    scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return scatter(part, whole, **how)
 
 
 def _calls_in_a_round(run: Callable[[], object], process: Process) -> int:

@@ -47,10 +47,12 @@ def _do(job: dict[str, Any], folder: Path, rank: int) -> None:
     world_size = job["world_size"]
     device = choose_device(job["gpus_per_worker"], rank)
     meeting = Meeting(rank, world_size, job["host"], job["port"], _TIMEOUT_S, hosted=True)
+    if job["what"] in _APART:  # the only one of its group
+        meeting = Meeting(0, 1, job["host"], job["port"], _TIMEOUT_S)
     with joined(meeting, device, job["backend"]) as group, (folder / RECORDS).open("a", encoding="utf-8") as records:
         process = Process(
-            rank,
-            world_size,
+            meeting.rank,
+            meeting.world_size,
             device,
             group,
             local_rank=rank,
@@ -60,7 +62,7 @@ def _do(job: dict[str, Any], folder: Path, rank: int) -> None:
         )
 
         def found(record: dict[str, Any]) -> None:
-            if process.is_first:
+            if rank == 0:
                 records.write(to_json_line(record) + "\n")
                 records.flush()
 
@@ -92,7 +94,53 @@ def _memory(process: Process, job: dict[str, Any], folder: Path, found: Callable
         found(record)
 
 
-_JOBS = {"collectives": _collectives, "steps": _steps, "memory": _memory}
+def _links(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    import torch
+
+    from shoal.bench import simulate_links
+
+    torch.set_num_threads(job["threads"])
+    for record in simulate_links.measure(process, job["sizes"], job["rounds"]):
+        found(record)
+
+
+def _together(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    from shoal.bench import simulate_steps
+
+    for name, tree in job["recipes"].items():
+        found({"name": name} | simulate_steps.measure(process, tree, job["steps"], job["threads"], None))
+
+
+def _alone(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    from torch._C._distributed_c10d import TCPStore
+
+    from shoal.bench import simulate_steps
+
+    count = process.local_world_size
+    store = TCPStore(job["host"], job["port"], count, is_master=False, wait_for_workers=False) if count > 1 else None
+    meeting = simulate_steps.Meeting(store, process.local_rank, count)
+    for name, tree in job["recipes"].items():
+        found({"name": name} | simulate_steps.measure(process, tree, job["steps"], job["threads"], meeting))
+    meeting.wait()
+
+
+def _shape(process: Process, job: dict[str, Any], folder: Path, found: Callable[[dict[str, Any]], None]) -> None:
+    from shoal.bench import simulate_steps
+
+    found(simulate_steps.measure_shape(process, job["recipe"], job["steps"], job["threads"]))
+
+
+_JOBS = {
+    "collectives": _collectives,
+    "steps": _steps,
+    "memory": _memory,
+    "links": _links,
+    "together": _together,
+    "alone": _alone,
+    "shape": _shape,
+}
+_APART = ("alone", "shape")
+"""Jobs whose workers have nobody to send to."""
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import click
 
 from shoal.cli.bench_gate import gate_command
 from shoal.cli.bench_overhead import overhead_command
+from shoal.cli.bench_simulate import simulate_command
 from shoal.cli.bench_step import step_command
 from shoal.cli.measuring import JSON, OUT, load, say, tell
 from shoal.cli.tables import print_table
@@ -28,6 +29,7 @@ def command() -> None:
 
 command.add_command(gate_command)
 command.add_command(overhead_command)
+command.add_command(simulate_command)
 command.add_command(step_command)
 
 
