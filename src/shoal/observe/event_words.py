@@ -12,8 +12,10 @@ def event_line(name: str, fields: dict[str, Any]) -> str | None:
     if name == "start":
         workers = f"{fields['world_size']} workers ({fields['strategy']}), " if fields["world_size"] > 1 else ""
         micro_batch = f" in micro-batches of {fields['micro_batch']}" if fields["accumulation"] > 1 else ""
+        numerics = fields.get("numerics", "fp32")
+        device = fields["device"] if numerics == "fp32" else f"{fields['device']} in {numerics}"
         return (
-            f"{fields['run']}: {fields['parameters']:,} parameters on {workers}{fields['device']}, "
+            f"{fields['run']}: {fields['parameters']:,} parameters on {workers}{device}, "
             f"{fields['train_samples']:,} samples, {fields['num_steps']:,} steps of {fields['global_batch']}"
             f"{micro_batch}"
         )

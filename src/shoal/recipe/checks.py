@@ -2,6 +2,7 @@
 
 from shoal.core.metrics import direction
 from shoal.data.section import OF_TASK, CsvText
+from shoal.recipe.numerics_checks import numerics_problems
 from shoal.recipe.parallel_checks import Found, num_shares, parallel_problems
 from shoal.recipe.schema import Recipe
 from shoal.tasks.section import METRICS, CustomTask
@@ -26,6 +27,7 @@ def problems(recipe: Recipe) -> list[tuple[tuple[str, ...], str]]:
         *_optim_problems(recipe),
         *_data_problems(recipe),
         *_metric_problems(recipe),
+        *numerics_problems(recipe),
         *parallel_problems(recipe),
         *_cluster_problems(recipe),
         *_upload_problems(recipe),

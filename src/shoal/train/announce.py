@@ -97,6 +97,7 @@ def _start_facts(
         "versions": {"shoal": VERSION, "torch": torch.__version__},
         "world_size": world_size,
         "strategy": division.strategy,
+        "numerics": _numerics(run.recipe),
         "parameters": built.num_parameters,
         "device": str(run.unit.device),
         "train_samples": len(built.datasets.train),
@@ -107,6 +108,14 @@ def _start_facts(
         "micro_batch": division.micro_batch,
         "accumulation": division.micro_batches,
     }
+
+
+def _numerics(recipe: Recipe) -> str:
+    """What a recipe computes with, also where it leaves that to us; `bf16, compiled, channels last`."""
+    train = recipe.train
+    words = {"compiled": train.compile is True, "channels last": train.channels_last is True, "fp8": train.fp8}
+    words["CUDA graphs"] = train.cuda_graphs is not False
+    return ", ".join([train.precision, *(word for word, is_so in words.items() if is_so)])
 
 
 def worker_facts(process: Process) -> dict[str, Any]:

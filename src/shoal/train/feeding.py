@@ -113,7 +113,7 @@ def _may_reside(recipe: Recipe, datasets: Datasets, device: torch.device) -> boo
     if any(dataset.trims for dataset in parts) and not isinstance(recipe.model, Lstm):
         return False
     num_bytes: int = sum(tensor.nbytes for dataset in parts for tensor in dataset.tensors)
-    return num_bytes <= _FEW_BYTES
+    return num_bytes <= _FEW_BYTES * (recipe.cluster.gpu_memory_share or 1.0)
 
 
 def _resident(datasets: Datasets, workers: int | str, device: torch.device) -> Datasets:

@@ -84,6 +84,7 @@ def environment_of(folder: Folder) -> list[tuple[str, str]]:
 
 _START_FACTS = {
     "strategy": "strategy",
+    "numerics": "numerics",
     "parameters": "parameters",
     "train_samples": "training samples",
     "global_batch": "global batch",
