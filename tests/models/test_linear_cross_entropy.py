@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from shoal.core.kernels import can_compile_kernels
 from shoal.models import linear_cross_entropy as module
 from shoal.models.gpt import Gpt
 from shoal.models.linear_cross_entropy import IGNORE, linear_cross_entropy
 from shoal.tasks.language_modelling import LanguageModellingTask
 from shoal.tasks.section import LanguageModelling
 
-ON_GPU = torch.cuda.is_available() and module.is_available()
+ON_GPU = can_compile_kernels()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 TOKENS, DIM, VOCABULARY = 200, 64, 96
 

@@ -40,8 +40,16 @@ def test_a_batch_of_the_usual_size_is_compiled_and_the_last_of_an_epoch_is_not(
     found.backward()
     assert compiler.frame_count == 1 and found.item() == pytest.approx(expected.item(), rel=1e-6)
     torch.testing.assert_close(model.weight.grad, gradient)
-    assert fast((INPUTS[:5], TARGETS[:5])).item() == loss(model, (INPUTS[:5], TARGETS[:5])).item()
+    assert fast((INPUTS[:4], TARGETS[:4])).item() == loss(model, (INPUTS[:4], TARGETS[:4])).item()
     fast((INPUTS, TARGETS))
+    assert compiler.frame_count == 1
+
+
+def test_a_worker_that_always_has_one_sample_less_is_not_left_behind(compiler: CompileCounterWithBackend) -> None:
+    """64 samples among three workers are 22, 21 and 21."""
+    fast = compiled_loss(OBJECTIVE, nn.Linear(4, 4), usual_size=6)
+    for _ in range(3):
+        fast((INPUTS[:5], TARGETS[:5]))
     assert compiler.frame_count == 1
 
 

@@ -131,6 +131,10 @@ def test_only_layers_that_gain_by_it_are_changed(monkeypatch: pytest.MonkeyPatch
     assert changed == [f"blocks.{block}.mlp.{name}" for block in (0, 1) for name in ("expand", "project")]
     assert type(model.blocks[0].mlp) is Fp8FeedForward and type(model.head) is nn.Linear
     assert model.fp8_head and model.half_stream
+    with torch.device("meta"):
+        odd = Gpt(65, 8, layers=2, heads=12, dim=768)
+    use_fp8(odd, torch.device("cuda"))
+    assert not odd.fp8_head, "a vocabulary that its products cannot take"
     assert {name for name, _ in model.named_parameters()} == names, "checkpoints stay what they are"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.core.errors import UserError
 from shoal.core.process import Process
 from shoal.core.rng import capture_rng, restore_rng
 from shoal.parallel.numerics import torch_settings
@@ -99,10 +100,9 @@ def test_not_a_bit_changes(name: str, compiles: bool, tmp_path: Path) -> None:
 
 
 @needs_gpu
-def test_what_cannot_be_recorded_runs_as_usual_and_is_told(tmp_path: Path) -> None:
-    device, told = torch.device("cuda", 0), list[str]()
+def test_what_cannot_be_recorded_is_refused_by_name(tmp_path: Path) -> None:
     recipe = recipe_of("mlp", tmp_path, compile=False, cuda_graphs=True)
-    built = build(recipe, Process(0, 1, device, tell=told.append))
+    built = build(recipe, Process(0, 1, torch.device("cuda", 0)))
     unit = built.unit
     assert isinstance(unit, SingleUnit)
     plain = unit.loss_of
@@ -113,10 +113,24 @@ def test_what_cannot_be_recorded_runs_as_usual_and_is_told(tmp_path: Path) -> No
         return loss
 
     unit.loss_of = looks_at_values
-    for batch in built.batches(0, 8):
-        assert float(unit.forward_backward(batch).terms[0][0]) > 0
-        unit.optimizer_step(1e-3)
-    assert len(told) == 1 and told[0].startswith("steps are not recorded as CUDA graphs: ")
+    with pytest.raises(UserError, match=r"train\.cuda_graphs: this step cannot be recorded .*; set it to false"):
+        for batch in built.batches(0, 8):
+            unit.forward_backward(batch)
+            unit.optimizer_step(1e-3)
+
+
+@needs_gpu
+def test_the_gradient_norm_that_is_told_is_that_of_the_step(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    norms = []
+    for graphs in (True, False):
+        built = build(recipe_of("mlp", tmp_path, compile=False, cuda_graphs=graphs), Process(0, 1, device))
+        norms.append([])
+        for batch in built.batches(0, STEPS):  # with the last, shorter one of an epoch among them
+            built.unit.forward_backward(batch)
+            built.unit.optimizer_step(1e-3)
+            norms[-1].append(built.unit.report()["grad_norm"])
+    assert norms[0] == norms[1] and len(set(norms[0])) == STEPS
 
 
 @needs_gpu

@@ -1,5 +1,7 @@
 """What `auto` comes to: the fast settings of the device, for what is shipped, and nothing else."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from shoal.core.errors import UserError
 from shoal.recipe.automatic import CPU, GPU, Hardware, with_numerics
 from shoal.recipe.load import load_recipe
+from shoal.recipe.parallel_checks import check_ds_config
 from shoal.recipe.schema import Recipe
 
 IMAGES = {"name": "synthetic", "samples": 64, "val_samples": 8, "shape": [1, 8, 8], "classes": 2}
@@ -89,9 +92,38 @@ def test_code_of_ones_own_is_neither_compiled_nor_recorded_unasked() -> None:
 
 
 def test_strategies_that_divide_a_model_are_not_compiled_unasked() -> None:
-    for strategy, compiles in (("auto", True), ("ddp", True), ("fsdp", False), ("deepspeed", False)):
+    for strategy, compiles in (("ddp", True), ("fsdp", False), ("deepspeed", False)):
         found = chosen(recipe_of(CNN, f"parallel.strategy={strategy}", "cluster.workers=2"))
         assert found["compile"] is compiles and found["cuda_graphs"] is False, strategy
+
+
+def test_whether_to_compile_is_open_as_long_as_the_strategy_is() -> None:
+    """What is chosen for several workers may be one that is not compiled unasked."""
+    found = with_numerics(recipe_of(GPT, "cluster.workers=2"), GPU)
+    assert found.train.compile == "auto"
+    for strategy, compiles in (("ddp", True), ("fsdp", False)):
+        parallel = found.parallel.model_copy(update={"strategy": strategy})
+        assert with_numerics(found.model_copy(update={"parallel": parallel}), GPU).train.compile is compiles
+    small_buckets = recipe_of(GPT, "cluster.workers=2", "parallel.strategy=ddp", "parallel.bucket_mb=0.5")
+    assert chosen(small_buckets)["compile"] is False
+
+
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    [
+        ({"bf16": {"enabled": False}}, "fp32"),
+        ({"fp16": {"enabled": True}}, "fp16"),
+        ({"bf16": {"enabled": "auto"}}, "bf16"),
+        ({}, "bf16"),
+    ],
+    ids=str,
+)
+def test_a_ds_config_says_what_the_precision_is(config: dict[str, Any], precision: str, tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(config))
+    recipe = recipe_of(GPT, "cluster.workers=2", "parallel.strategy=deepspeed", f"parallel.deepspeed.config={file}")
+    assert chosen(recipe)["precision"] == precision
+    check_ds_config(recipe)  # refuses nothing
 
 
 def test_fp16_is_not_recorded_because_the_host_looks_at_its_scale() -> None:
@@ -110,6 +142,7 @@ def test_fp16_is_not_recorded_because_the_host_looks_at_its_scale() -> None:
         (["train.cuda_graphs=true", "cluster.workers=2"], "is for one worker, but cluster.workers is 2"),
         (["train.cuda_graphs=true", "train.precision=fp16"], "whose scale the host looks at"),
         (["train.cuda_graphs=true", "train.micro_batch=4"], "needs a step of one micro-batch"),
+        (["train.compile=true", "cluster.workers=2", "parallel.bucket_mb=0.5"], "less than the 1 that train.compile"),
         (["train.cuda_graphs=true", "parallel.strategy=ddp"], "but parallel.strategy is ddp"),
     ],
     ids=str,

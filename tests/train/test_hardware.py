@@ -1,10 +1,12 @@
 """What a worker says of its device, and that all of a run compute alike."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from shoal.core.kernels import can_compile_c, can_compile_kernels
 from shoal.core.process import Process
 from shoal.recipe.automatic import CPU, Hardware
 from shoal.recipe.load import load_recipe
@@ -17,11 +19,17 @@ def test_a_cpu_is_a_cpu() -> None:
     assert hardware_of(torch.device("cpu")) == CPU
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_without_a_c_compiler_cannot_compile() -> None:
-    device = torch.device("cuda", 0)
-    assert hardware_of(device, find=lambda name: f"/usr/bin/{name}").can_compile
-    assert not hardware_of(device, find=lambda name: None).can_compile
+def test_without_a_c_compiler_or_what_python_brings_for_it_nothing_can_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    (tmp_path / "Python.h").touch()
+    assert can_compile_c(lambda name: "/usr/bin/gcc" if name == "gcc" else None, str(tmp_path))
+    assert not can_compile_c(lambda name: None, str(tmp_path))
+    assert not can_compile_c(lambda name: "/usr/bin/gcc", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("CC", "mycc")
+    assert can_compile_c(lambda name: None, str(tmp_path))
+    assert can_compile_kernels() is False or torch.cuda.is_available()
 
 
 def what_comes_out(process: Process) -> str:

@@ -83,7 +83,12 @@ class Gpt(SumsLoss, HasStream):
         hidden = self.norm(x).flatten(0, 1)
         if torch.is_autocast_enabled("cuda"):
             hidden = hidden.to(torch.get_autocast_dtype("cuda"))
-        return linear_cross_entropy(hidden, self.head.weight, targets.flatten(), self.fp8_head)
+        return linear_cross_entropy(hidden, self.output_weight, targets.flatten(), self.fp8_head)
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """`[vocabulary, dim]`."""
+        return self.head.weight
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids `[batch, tokens]` -> `[batch, tokens, dim]`."""

@@ -30,7 +30,8 @@ def compiled(model: nn.Module, by_block: bool = False) -> nn.Module:
 def compiled_loss(objective: Objective, model: nn.Module, usual_size: int) -> Callable[[Any], LossResult]:
     """The loss of a batch, with the model and what follows it compiled as one: what is between them is fused.
 
-    A batch of another size than usual, which comes once an epoch, is not worth a compilation of its own.
+    A batch of fewer samples than usual, which comes once an epoch, is not worth a compilation of its own. Workers whose
+    number does not divide a step's samples have one more or less of them.
     """
 
     def loss_of(batch: Any) -> LossResult:
@@ -39,7 +40,7 @@ def compiled_loss(objective: Objective, model: nn.Module, usual_size: int) -> Ca
     # What torch.compile learns of sizes it keeps by a function's name: another model in this process has its own.
     loss_of.__code__ = loss_of.__code__.replace(co_name=f"loss_of_model_{next(_NUMBERS)}")
     fast = cast("Callable[[Any], LossResult]", torch.compile(loss_of))
-    return lambda batch: (fast if batch_size(batch) == usual_size else loss_of)(batch)
+    return lambda batch: (fast if (batch_size(batch) or usual_size) >= usual_size - 1 else loss_of)(batch)
 
 
 def batch_size(batch: Any) -> int | None:

@@ -89,6 +89,14 @@ def read_file(path: str) -> Config:
     return config
 
 
+def precision_said(path: str) -> str | None:
+    """What a user's ds_config.json computes with, as a precision of a recipe; None where it does not say."""
+    config = read_file(path)
+    said = {name: part.get("enabled") for name in ("bf16", "fp16") if isinstance(part := config.get(name), dict)}
+    on = next((name for name, value in said.items() if value is True), None)
+    return on or ("fp32" if False in said.values() else None)
+
+
 def _derived(decided: Decided) -> Config:
     """What Shoal itself tells DeepSpeed."""
     section = decided.section

@@ -50,7 +50,7 @@ def use_fp8(model: nn.Module, device: torch.device) -> None:
     for pair in pairs:
         pair.__class__ = Fp8FeedForward
     if isinstance(model, SumsLoss):
-        model.fp8_head = True
+        model.fp8_head = not any(side % _MULTIPLE for side in model.output_weight.shape)
     if isinstance(model, HasStream):
         model.half_stream = True
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,7 +35,12 @@ def build_optimizer(model: nn.Module, section: OptimSection) -> torch.optim.Opti
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """For the next update; into the memory where a recorded one looks for it, if there is any."""
+    """For the next update; into the memory where a recorded one looks for it, if there is any.
+
+    There it is a single-precision number, so on a GPU it always is: a step is the same, recorded or not.
+    """
+    if optimizer.param_groups[0]["params"] and optimizer.param_groups[0]["params"][0].is_cuda:
+        lr = float(np.float32(lr))
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 
 from shoal.core.batch import StepBatch
+from shoal.core.errors import UserError
 from shoal.parallel.replica import Replica
 from shoal.parallel.unit import StepLoss, StepSettings, untimed
 
@@ -29,6 +30,7 @@ class RecordedStep:
         self._tells = unit.tell
         self._given_up = False
         self.forget()
+        torch.cuda.reset_peak_memory_stats(unit.device)
         # Where a recorded update finds its learning rate; the usual one must compute with the same number.
         for group in unit.optimizer.param_groups:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=unit.device)
@@ -67,11 +69,15 @@ class RecordedStep:
         """The update of the step whose passes were repeated."""
         assert self._recording is not None
         self._recording.update.replay()
+        self._unit.grad_norm = self._recording.grad_norm  # which a usual step has replaced
 
     def _record(self, batch: Any, expected: float) -> "_Recording | None":
         unit = self._unit
         if not _is_plain(batch, unit.device):
             self._give_up("a batch is not a tuple of tensors")
+            return None
+        if unit.returns_sums and unit.objective.count is None:
+            self._give_up("task.loss returns (sum, count), and the task has no count(batch) to know it beforehand")
             return None
         if not self._is_asked and not _leaves_room(unit.device):
             self._given_up = True
@@ -83,10 +89,14 @@ class RecordedStep:
         lap, unit.lap = unit.lap, untimed
         try:
             return _Recording(unit, batch, expected)
-        except (RuntimeError, NotImplementedError) as error:
-            self._give_up(str(error).splitlines()[0])
-            torch.cuda.synchronize(unit.device)
+        except torch.OutOfMemoryError:
+            self._give_up("the GPU has too little memory for that")
             return None
+        except RuntimeError as error:
+            # PyTorch cannot be trusted to give memory back in this process after a recording that was broken off.
+            raise UserError(
+                f"train.cuda_graphs: this step cannot be recorded ({str(error).splitlines()[0]}); set it to false"
+            ) from error
         finally:
             unit.lap = lap
             unit.optimizer.zero_grad(set_to_none=True)
@@ -118,6 +128,7 @@ class _Recording:
         self.loss = StepLoss([term], count)
         with torch.cuda.graph(self.update, pool=self.passes.pool(), capture_error_mode="thread_local"):
             unit.update()
+        self.grad_norm = unit.grad_norm
         self._gradients = [parameter.grad for parameter in unit.parameters]
         """Kept, because the graphs write and read them."""
 

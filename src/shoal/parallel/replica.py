@@ -12,12 +12,13 @@ from torch import nn
 
 from shoal.core.batch import MicroBatch, StepBatch
 from shoal.core.errors import UserError
+from shoal.core.kernels import can_compile_kernels
 from shoal.core.move import channels_last, move
 from shoal.core.objective import Count, LossResult, Measured, Objective, check_loss
 from shoal.core.parts import copy_own_part, is_distributed, shape_of
 from shoal.core.process import Process
 from shoal.core.weights import named_weights, take_weights
-from shoal.models.linear_cross_entropy import SumsLoss, is_available
+from shoal.models.linear_cross_entropy import SumsLoss
 from shoal.parallel.clip import SharedScaler, clip_gradients, local_gradient, num_holders
 from shoal.parallel.compiling import compiled, compiled_loss
 from shoal.parallel.numerics import autocast, build_scaler, check_precision, recompute_activations
@@ -51,8 +52,12 @@ class Replica:
         if self.is_channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if isinstance(self.model, SumsLoss):
-            self.model.sums_loss = process.device.type == "cuda" and not is_divided and is_available()
+            self.model.sums_loss = process.device.type == "cuda" and not is_divided and can_compile_kernels()
         if settings.fp8:
+            if is_divided or settings.precision != "bf16" or not settings.compile:
+                raise UserError(
+                    "train.fp8: needs train.precision bf16, torch.compile, and strategy single or ddp; leave it out"
+                )
             from shoal.parallel.fp8 import use_fp8
 
             use_fp8(self.model, process.device)

@@ -21,7 +21,7 @@ class SingleUnit(Replica):
         super().__init__(model, objective, settings, process)
         self.recorded: RecordedStep | None = None
         is_wanted = settings.cuda_graphs is True or (settings.cuda_graphs == "auto" and objective.is_traceable)
-        if process.device.type == "cuda" and is_wanted:
+        if process.device.type == "cuda" and is_wanted and self.scaler is None:
             self.recorded = RecordedStep(self, settings.cuda_graphs)
 
     def forward_backward(self, step: StepBatch) -> StepLoss:

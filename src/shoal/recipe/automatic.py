@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal.models.section import CustomModel, Gpt, Mlp, ResNet, SimpleCnn, Vit
+from shoal.parallel.deepspeed_config import precision_said
 from shoal.recipe.schema import Recipe
 from shoal.tasks.section import CustomTask
 
@@ -39,21 +40,17 @@ GPU = Hardware(is_gpu=True)
 
 
 def with_numerics(recipe: Recipe, hardware: Hardware) -> Recipe:
-    """The recipe with nothing of its numerics left open."""
+    """The recipe with nothing of its numerics left open, but for what a strategy decides that is open itself."""
     train = recipe.train
     is_shipped = recipe.model is not None and not isinstance(recipe.model, CustomModel)
     is_shipped = is_shipped and not isinstance(recipe.task, CustomTask)
     on_gpu = hardware.is_gpu and is_shipped
-    precision = _or(train.precision, "bf16" if hardware.is_gpu and hardware.has_bf16 else "fp32")
+    precision = train.precision
+    if precision == "auto":
+        precision = _said_elsewhere(recipe) or ("bf16" if hardware.is_gpu and hardware.has_bf16 else "fp32")
     changes: dict[str, Any] = {
         "precision": precision,
-        "compile": _or(
-            train.compile,
-            on_gpu
-            and hardware.can_compile
-            and isinstance(recipe.model, _COMPILED)
-            and recipe.parallel.strategy in _COMPILES_AS_A_WHOLE,
-        ),
+        "compile": _or(train.compile, _gains_by_compiling(recipe, on_gpu and hardware.can_compile)),
         "channels_last": _or(train.channels_last, on_gpu and isinstance(recipe.model, _CONVOLVING)),
         # fp16 asks the host after every step whether its scale was too large.
         "cuda_graphs": "auto" if train.cuda_graphs == "auto" and _can_record(recipe, on_gpu, precision) else False,
@@ -61,6 +58,24 @@ def with_numerics(recipe: Recipe, hardware: Hardware) -> Recipe:
     if train.cuda_graphs != "auto":
         changes["cuda_graphs"] = train.cuda_graphs
     return recipe.model_copy(update={"train": train.model_copy(update=changes)})
+
+
+def _said_elsewhere(recipe: Recipe) -> Any:
+    """The precision of a ds_config.json, where there is one that says."""
+    parallel = recipe.parallel
+    if parallel.strategy != "deepspeed" or parallel.deepspeed.config is None:
+        return None
+    return precision_said(parallel.deepspeed.config)
+
+
+def _gains_by_compiling(recipe: Recipe, can_compile: bool) -> bool | Literal["auto"]:
+    if not can_compile or not isinstance(recipe.model, _COMPILED):
+        return False
+    if recipe.parallel.strategy == "auto" and recipe.cluster.workers > 1:
+        return "auto"  # until there is a strategy
+    if recipe.parallel.bucket_mb < 1 and recipe.cluster.workers > 1:
+        return False  # see `numerics_problems`
+    return recipe.parallel.strategy in _COMPILES_AS_A_WHOLE
 
 
 def _can_record(recipe: Recipe, on_gpu: bool, precision: str) -> bool:

@@ -21,6 +21,12 @@ def numerics_problems(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str]]:
         ):
             if is_wrong:
                 yield ("train", "fp8"), why if ";" in why else f"{why}; leave one of them out"
+    is_ddp = strategy == "ddp" or (strategy == "auto" and recipe.cluster.workers > 1)
+    if train.compile is True and is_ddp and recipe.parallel.bucket_mb < 1:
+        yield (
+            ("parallel", "bucket_mb"),
+            f"{recipe.parallel.bucket_mb} is less than the 1 that train.compile can cut a model by; set 1 or more",
+        )
     if train.cuda_graphs is True:
         for is_wrong, why in (
             (on_cpu, "is for GPUs, but cluster.gpus_per_worker is 0"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from shoal.models.section import Gpt, Vit
-from shoal.parallel.deepspeed_config import Decided, build_config, read_file
+from shoal.parallel.deepspeed_config import Decided, build_config, precision_said, read_file
 from shoal.parallel.degrees import Degrees, DegreesError, find_degrees
 from shoal.parallel.section import ParallelSection
 from shoal.recipe.schema import Recipe
@@ -81,14 +81,14 @@ def check_ds_config(recipe: Recipe) -> None:
     if recipe.parallel.strategy != "deepspeed" or section.config is None:
         return
     read_file(section.config)
-    workers = recipe.cluster.workers
+    workers, precision = recipe.cluster.workers, recipe.train.precision
     if recipe.train.micro_batch == "auto" or recipe.cluster.min_workers is not None:
         return  # what it must agree with is not known before the workers have met
     # Nor are the sizes of the model, which only make defaults of what is left open.
     decided = Decided(
         section=section,
         optim=recipe.optim,
-        precision=recipe.train.precision,
+        precision=precision if precision != "auto" else precision_said(section.config) or "fp32",
         clip_norm=recipe.train.clip_norm,
         global_batch=recipe.train.global_batch,
         micro_batch=recipe.micro_batch(workers),

@@ -50,7 +50,7 @@ def task_objective(task: Any) -> Objective:
         metrics=measure,
         count=count,
         items=getattr(task, "items", "samples"),
-        is_traceable=isinstance(task, ClassificationTask | LanguageModellingTask),
+        is_traceable=type(task) in (ClassificationTask, LanguageModellingTask),
     )
 
 

@@ -1,6 +1,7 @@
 """What of a run decides which advice is of use to it."""
 
 from shoal.core.process import Process
+from shoal.data.dataset import MemoryDataset
 from shoal.data.iterable import IterableRows
 from shoal.observe.verdict import Circumstances
 from shoal.parallel.build import choose_strategy
@@ -11,7 +12,7 @@ from shoal.train.plan import Plan
 def circumstances_of(built: Built, plan: Plan, process: Process) -> Circumstances:
     """For a worker of this run."""
     recipe, loading, is_gpu = built.recipe, built.feeding.train, process.device.type == "cuda"
-    micro_batch = recipe.micro_batch(built.unit.data_size)
+    micro_batch, train = recipe.micro_batch(built.unit.data_size), built.datasets.train
     return Circumstances(
         is_gpu=is_gpu,
         strategy=choose_strategy(recipe.parallel, process.world_size),
@@ -21,8 +22,8 @@ def circumstances_of(built: Built, plan: Plan, process: Process) -> Circumstance
         accumulates=micro_batch * built.unit.data_size < recipe.train.global_batch,
         readers=loading.workers,
         most_readers=loading.most_workers,
-        loader="iterable" if isinstance(built.datasets.train, IterableRows) else built.feeding.kind,
-        can_reside=is_gpu and getattr(recipe.data, "resident", True) is not True,
+        loader="iterable" if isinstance(train, IterableRows) else built.feeding.kind,
+        can_reside=is_gpu and isinstance(train, MemoryDataset) and not train.tensors[0].is_cuda,
         evaluates_often=plan.evaluate_every < plan.num_steps,
         settings={
             "train.global_batch": recipe.train.global_batch,

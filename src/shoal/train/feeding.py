@@ -42,7 +42,9 @@ def plan_feeding(
     device = process.device
     kind = choose_loader(section.loader, datasets.train)
     resident = getattr(section, "resident", "auto")
-    if resident is True or (resident == "auto" and kind == "memory" and _may_reside(recipe, datasets, device)):
+    # A task's count() is given what is on the host still.
+    may_reside = resident == "auto" and kind == "memory" and objective.count is None
+    if resident is True or (may_reside and _may_reside(section, recipe.model, datasets, _room(recipe, device))):
         datasets = _resident(datasets, section.workers, device)
     streaming = Streaming(getattr(section, "window", _WINDOW), getattr(section, "lanes", 1))
     order = make_order(datasets.train, kind, recipe.train.global_batch, recipe.train.seed, streaming)
@@ -91,7 +93,8 @@ def plan_feeding(
 
 
 _WINDOW = 16_384
-_FEW_BYTES = 2_000_000_000
+_MOST_BYTES, _MOST_SHARE = 2e9, 0.1
+"""Of the memory of a GPU, what data may take unasked."""
 _RAY_READERS = 2
 
 
@@ -101,19 +104,26 @@ def _like(asked: str, dataset: Any) -> str:
     return "auto" if is_odd else asked
 
 
-def _may_reside(recipe: Recipe, datasets: Datasets, device: torch.device) -> bool:
-    """Whether the samples are few enough, and nothing hinders batches from being made on the GPU."""
-    section: Any = recipe.data
-    if device.type != "cuda" or section.workers not in ("auto", 0) or section.transform_on == "cpu":
+def _may_reside(section: Any, model: Any, datasets: Datasets, room: float) -> bool:
+    """Whether the samples fit into so many bytes, and nothing hinders batches from being made on the GPU."""
+    if section.workers not in ("auto", 0) or section.transform_on == "cpu":
         return False
     parts = [dataset for dataset in (datasets.train, datasets.val) if dataset is not None]
     if not all(isinstance(dataset, MemoryDataset) for dataset in parts):
         return False
     # Only of our own text models it is known that what padding there is does not matter to them.
-    if any(dataset.trims for dataset in parts) and not isinstance(recipe.model, Lstm):
+    if any(dataset.trims for dataset in parts) and not isinstance(model, Lstm):
         return False
     num_bytes: int = sum(tensor.nbytes for dataset in parts for tensor in dataset.tensors)
-    return num_bytes <= _FEW_BYTES * (recipe.cluster.gpu_memory_share or 1.0)
+    return num_bytes <= room
+
+
+def _room(recipe: Recipe, device: torch.device) -> float:
+    """Bytes that data may take of a GPU unasked."""
+    if device.type != "cuda":
+        return -1
+    of_worker = torch.cuda.get_device_properties(device).total_memory * (recipe.cluster.gpu_memory_share or 1.0)
+    return min(_MOST_BYTES, _MOST_SHARE * of_worker)
 
 
 def _resident(datasets: Datasets, workers: int | str, device: torch.device) -> Datasets:

@@ -106,7 +106,7 @@ def _notes(recipe: Recipe, tracer: Tracer) -> list[str]:
             f"cluster.min_workers: figures are for {cluster.workers} workers; with {cluster.min_workers} each holds "
             f"more and computes more: see what --workers {cluster.min_workers} gives"
         )
-    if recipe.train.compile:
+    if recipe.train.compile is True:
         notes.append("train.compile: figures are those without it; a compiled model mostly needs less")
     if not tracer.is_fake:
         notes.append("model: could not be traced without running it, so larger micro-batches are extrapolated")

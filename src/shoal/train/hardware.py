@@ -1,27 +1,21 @@
 """What this worker computes on, as far as a recipe's defaults go by it."""
 
-import shutil
-from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
 
+from shoal.core.kernels import can_compile_kernels
 from shoal.core.process import Process
 from shoal.recipe.automatic import CPU, Hardware, with_numerics
 from shoal.recipe.schema import Recipe
 
-_COMPILERS = ("cc", "gcc", "clang")
-"""Of C: Triton has one make what calls its kernels."""
 
-
-def hardware_of(device: torch.device, find: Callable[[str], str | None] = shutil.which) -> Hardware:
+def hardware_of(device: torch.device) -> Hardware:
     """What `device` is and has."""
     if device.type != "cuda":
         return CPU
-    from torch.utils._triton import has_triton
-
     has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)  # before, it is emulated
-    return Hardware(True, has_bf16, has_triton() and any(find(name) for name in _COMPILERS))
+    return Hardware(True, has_bf16, can_compile_kernels())
 
 
 def for_workers(recipe: Recipe, process: Process) -> Recipe:
