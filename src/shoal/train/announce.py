@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shoal.core.kernels import can_compile_kernels
 from shoal.core.machine import cpu_model, usable_cores
 from shoal.core.process import Process
 from shoal.core.version import VERSION
@@ -15,6 +16,7 @@ from shoal.observe.records import Observer
 from shoal.observe.run_folder import RunFolder
 from shoal.parallel.build import choose_strategy
 from shoal.parallel.degrees import find_degrees, in_words
+from shoal.recipe.automatic import GPU, with_numerics
 from shoal.recipe.parallel_checks import idle_settings
 from shoal.recipe.schema import Recipe
 from shoal.train.build import Built
@@ -44,7 +46,8 @@ def announce(
     observer.event("start", _start_facts(request, built, run, division, len(workers)))
     observer.event("workers", {"workers": workers})
     own = request.loaded.recipe
-    for message in [*built.warnings, *_odd_sizes(run, built, division), *idle_settings(own.parallel)]:
+    slow = _why_slow(own, run)
+    for message in [*built.warnings, *_odd_sizes(run, built, division), *idle_settings(own.parallel), *slow]:
         observer.event("warning", {"message": message})
 
 
@@ -83,6 +86,17 @@ def _odd_sizes(run: Training, built: Built, division: _Division) -> list[str]:
             "of the pipeline, which wait for each other; set a smaller one"
         )
     return found
+
+
+def _why_slow(own: Recipe, run: Training) -> list[str]:
+    """What the machine lacks to be as fast as it could be."""
+    would_compile = with_numerics(own, GPU).train.compile is not False
+    if run.unit.device.type != "cuda" or not would_compile or can_compile_kernels():
+        return []
+    return [
+        "train.compile: this machine has no C compiler, or not Python's headers, so steps are slower than they could "
+        "be; install them (apt-get install gcc python3-dev), or set train.compile=false"
+    ]
 
 
 def _start_facts(
