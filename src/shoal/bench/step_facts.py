@@ -1,14 +1,17 @@
 """What a contender says of itself before it trains: by this it shows whether all train the same on the same."""
 
+import copy
 import platform
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from torch import nn
 
 from shoal.bench.step import Bench
 from shoal.core.machine import cpu_model
+from shoal.core.move import move
 
 _PEAKS = {
     "B200": 2250e12,
@@ -71,7 +74,8 @@ def flops_of_step(bench: Bench) -> float | None:
         return None  # torch does not count those
     recipe, device = bench.recipe, bench.process.device
     batch = min(recipe.micro_batch(1), len(bench.dataset))
-    model, data = _moved(bench, batch)
+    model = copy.deepcopy(bench.model).to(device)
+    data = move(bench.dataset.batch(np.arange(batch), 0), device)
     with FlopCounterMode(display=False) as counter:
         loss = bench.objective.loss(model, data)
         (loss[0] if isinstance(loss, tuple) else loss).backward()  # type: ignore[no-untyped-call]
@@ -79,19 +83,6 @@ def flops_of_step(bench: Bench) -> float | None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return float(counter.get_total_flops()) / batch * recipe.train.global_batch
-
-
-def _moved(bench: Bench, batch: int) -> tuple[nn.Module, Any]:
-    import copy
-
-    import numpy as np
-
-    from shoal.core.move import move
-    from shoal.core.rng import isolated_rng
-
-    device = bench.process.device
-    with isolated_rng(0, device):
-        return copy.deepcopy(bench.model).to(device), move(bench.dataset.batch(np.arange(batch), 0), device)
 
 
 def peak_flops(device: str, precision: str) -> float | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from shoal.core.rng import seed_all
+
 
 class Link:
     """Messages with whoever measures, one a line."""
@@ -54,8 +56,11 @@ class Turns:
         """Of the turn that is being timed, or is about to be."""
         self._is_timed = False
 
-    def begin(self, **versions: str) -> None:
-        """Say that all is built, by which versions of whose packages, and wait for the word to train."""
+    def begin(self, seed: int, **versions: str) -> None:
+        """Say that all is built, by which versions of whose packages, and wait for the word to train.
+
+        From `seed` on all draw the same, for as long as they draw in the same order.
+        """
         known = self.facts.get("versions", {})
         self._link.tell({"ready": {**self.facts, "versions": known | versions}})
         command = self._link.hear()
@@ -63,6 +68,7 @@ class Turns:
             raise SystemExit(0)
         self.num_opening = self._left = command["opening"]
         self._losses = []
+        seed_all(seed)
         self._began = time.perf_counter()
 
     def after_step(self, loss: torch.Tensor | None = None, items: int = 1) -> bool:
