@@ -51,6 +51,7 @@ def same_losses(found: dict[str, Any]) -> None:
     [
         {},  # five steps an epoch: the opening goes on into the second
         {"data.samples": 44},  # the last step of an epoch is short
+        {"train.precision": "fp16", "train.clip_norm": 0.5, "optim.name": "adamw"},
         {"train.micro_batch": 2, "train.clip_norm": 0.1, "optim.schedule": "cosine", "optim.warmup_steps": 9},
     ],
     ids=str,
@@ -254,6 +255,16 @@ def test_the_sweep_measures_one_model_after_the_other(here: Path) -> None:
     lines = sweep_table(found)
     assert [line[:2] for line in lines[1:]] == [["mlp", "shoal"], ["lstm", "shoal"]]
     assert set(sweep_bars(found)) == {"mlp, shoal", "lstm, shoal"}
+
+
+def test_the_command_sweeps(here: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.bench.step_sweep.MODELS", {"mlp": MODELS["mlp"]})
+    small = ["train.global_batch=4", "--fast", "train.precision=bf16", "--loss-after", "2"]
+    names = ["--only", "plain,shoal,shoal_fast"]
+    assert run(["bench", "step", "--peers", "--sweep", *ARGUMENTS[5:], *small, *names]) == 0
+    out, err = capfd.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["mlp", "shoal"], ["mlp", "shoal_fast"]]
+    assert "mlp: not all compute in the same precision" in out and "written to bench/step-peers-sweep-" in err
 
 
 ARGUMENTS = "bench step --peers --only plain,shoal --steps 3 --rounds 2 cluster.gpus_per_worker=0".split()

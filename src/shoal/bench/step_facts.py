@@ -26,6 +26,9 @@ _PEAKS = {
 }
 """Products and sums a second in bf16 or fp16, without sparsity, as NVIDIA says; the first name that fits counts."""
 
+_COUNTED = 2
+"""Samples that a step is counted on: every sample takes as much, and all of a batch may not fit without autocast."""
+
 
 def facts_of(bench: Bench) -> dict[str, Any]:
     """Of the model with its first weights, and of the machine."""
@@ -72,8 +75,8 @@ def flops_of_step(bench: Bench) -> float | None:
 
     if any(isinstance(module, nn.RNNBase) for module in bench.model.modules()):
         return None  # torch does not count those
-    recipe, device = bench.recipe, bench.process.device
-    batch = min(recipe.micro_batch(1), len(bench.dataset))
+    device = bench.process.device
+    batch = min(_COUNTED, len(bench.dataset))
     model = copy.deepcopy(bench.model).to(device)
     data = move(bench.dataset.batch(np.arange(batch), 0), device)
     with FlopCounterMode(display=False) as counter:
@@ -82,7 +85,7 @@ def flops_of_step(bench: Bench) -> float | None:
     del model, data, loss
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return float(counter.get_total_flops()) / batch * recipe.train.global_batch
+    return float(counter.get_total_flops()) / batch * bench.recipe.train.global_batch
 
 
 def peak_flops(device: str, precision: str) -> float | None:
