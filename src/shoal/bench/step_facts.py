@@ -1,14 +1,17 @@
 """What a contender says of itself before it trains: by this it shows whether all train the same on the same."""
 
+import copy
 import platform
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from torch import nn
 
 from shoal.bench.step import Bench
 from shoal.core.machine import cpu_model
+from shoal.core.move import move
 
 _PEAKS = {
     "B200": 2250e12,
@@ -22,6 +25,9 @@ _PEAKS = {
     "A10": 125e12,
 }
 """Products and sums a second in bf16 or fp16, without sparsity, as NVIDIA says; the first name that fits counts."""
+
+_COUNTED = 2
+"""Samples that a step is counted on: every sample takes as much, and all of a batch may not fit without autocast."""
 
 
 def facts_of(bench: Bench) -> dict[str, Any]:
@@ -69,29 +75,17 @@ def flops_of_step(bench: Bench) -> float | None:
 
     if any(isinstance(module, nn.RNNBase) for module in bench.model.modules()):
         return None  # torch does not count those
-    recipe, device = bench.recipe, bench.process.device
-    batch = min(recipe.micro_batch(1), len(bench.dataset))
-    model, data = _moved(bench, batch)
+    device = bench.process.device
+    batch = min(_COUNTED, len(bench.dataset))
+    model = copy.deepcopy(bench.model).to(device)
+    data = move(bench.dataset.batch(np.arange(batch), 0), device)
     with FlopCounterMode(display=False) as counter:
         loss = bench.objective.loss(model, data)
         (loss[0] if isinstance(loss, tuple) else loss).backward()  # type: ignore[no-untyped-call]
     del model, data, loss
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return float(counter.get_total_flops()) / batch * recipe.train.global_batch
-
-
-def _moved(bench: Bench, batch: int) -> tuple[nn.Module, Any]:
-    import copy
-
-    import numpy as np
-
-    from shoal.core.move import move
-    from shoal.core.rng import isolated_rng
-
-    device = bench.process.device
-    with isolated_rng(0, device):
-        return copy.deepcopy(bench.model).to(device), move(bench.dataset.batch(np.arange(batch), 0), device)
+    return float(counter.get_total_flops()) / batch * bench.recipe.train.global_batch
 
 
 def peak_flops(device: str, precision: str) -> float | None:

@@ -24,6 +24,10 @@ class Settings:
 
     names: Sequence[str]
     rounds: int = 5
+    """Of each start."""
+    starts: int = 1
+    """How often all begins anew, in fresh processes: on a CPU, how memory happens to lie in a process makes steps up to
+    a quarter longer for as long as it lives."""
     steps: int | None = None
     """Of every turn; None: so many that a turn takes `turn_s`."""
     turn_s: float = 2.0
@@ -61,14 +65,32 @@ def measure(
             "packages": str(packages.absolute()) if packages is not None else None,
             "contenders": len(names),
         }
+        jobs = {
+            name: job
+            | {
+                "recipe": (fast if name == "shoal_fast" and fast is not None else loaded).tree(),
+                "counts_flops": name in peers[:1],
+            }
+            for name in names
+        }
+        starts: list[dict[str, Any]] = []
+        for _ in range(settings.starts):
+            starts.append(_start(jobs, settings, left_out, tell))
+            settings = dataclasses.replace(settings, steps=starts[0]["steps"])
+            jobs = {name: own for name, own in jobs.items() if name not in left_out}
+    return _result(loaded.recipe, settings, starts, left_out)
+
+
+def _start(
+    jobs: Mapping[str, Mapping[str, Any]], settings: Settings, left_out: dict[str, str], tell: Tell
+) -> dict[str, Any]:
+    """Everybody's rounds in processes that live for so long."""
+    with contextlib.ExitStack() as stack:
         present = Present(tell, left_out)
-        for name in names:
-            recipe = fast if name == "shoal_fast" and fast is not None else loaded
-            own = job | {"recipe": recipe.tree(), "counts_flops": name in peers[:1]}
+        for name, job in jobs.items():
             # Each imports and builds while the others do: none of that is timed.
-            present.processes[name] = stack.enter_context(running(name, own, settings.cache))
-        found = _measure(present, settings, tell)
-    return _result(loaded.recipe, settings, present, found)
+            present.processes[name] = stack.enter_context(running(name, job, settings.cache))
+        return _measure(present, settings, tell)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -170,8 +192,13 @@ def _on_data(
     return with_data(loaded, recipe), with_data(fast, recipe) if fast is not None else None
 
 
-def _result(recipe: Recipe, settings: Settings, present: Present, found: Mapping[str, Any]) -> dict[str, Any]:
-    steps, turns = found["steps"], found["turns"]
+def _result(
+    recipe: Recipe, settings: Settings, starts: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]
+) -> dict[str, Any]:
+    found = starts[0]
+    steps = found["steps"]
+    names = [name for name in found["turns"] if name not in left_out]
+    turns = {name: [turn for start in starts for turn in start["turns"][name]] for name in names}
     step_s = {name: [turn["seconds"] / steps for turn in each] for name, each in turns.items()}
     first = next(iter(found["facts"].values()))
     per_step = _items_of_step(recipe, first["items"])
@@ -194,8 +221,8 @@ def _result(recipe: Recipe, settings: Settings, present: Present, found: Mapping
         "flops_per_step": flops,
         **about,
         "contenders": rows,
-        "ratios": ratios_of(step_s),
-        "not_measured": present.left_out,
+        "ratios": ratios_of(step_s, settings.starts),
+        "not_measured": dict(left_out),
         "notes": found["notes"],
     }
 

@@ -4,14 +4,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.bench.overhead import interval
+import numpy as np
+
 from shoal.bench.step_contenders import CONTENDERS, parted
 
 
-def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
-    """How many times as fast as they we are: the median over the rounds, and how far it can be trusted."""
+def ratio_of(theirs: Sequence[float], ours: Sequence[float], starts: int = 1) -> dict[str, Any]:
+    """How many times as fast as they we are: the median over the rounds, and how far it can be trusted.
+
+    `starts`: in how many equal parts the rounds were taken by processes of their own.
+    """
     each = [their_s / our_s for their_s, our_s in zip(theirs, ours, strict=True)]
-    low, high = interval(each)
+    low, high = interval_of(each, starts)
     return {
         "ratio": statistics.median(each),
         "interval": [low, high],
@@ -21,12 +25,25 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def ratios_of(step_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def interval_of(each: Sequence[float], starts: int = 1, confidence: float = 0.95) -> tuple[float, float]:
+    """Where the median would lie if all were done again: the middle of what samples of the rounds give.
+
+    Rounds of the same processes are alike; with several starts, samples are of whole starts.
+    """
+    random = np.random.default_rng(0)
+    parts = np.asarray(each).reshape(starts, -1) if starts > 1 else np.asarray(each).reshape(-1, 1)
+    drawn = parts[random.integers(0, len(parts), (2000, len(parts)))].reshape(2000, -1)
+    outside = 100 * (1 - confidence) / 2
+    low, high = np.percentile(np.median(drawn, axis=1), [outside, 100 - outside])
+    return float(low), float(high)
+
+
+def ratios_of(step_s: Mapping[str, Sequence[float]], starts: int = 1) -> dict[str, Any]:
     """Of each contender of Shoal's to every peer and, by name, to the one that is fastest over all rounds."""
     ours, peers = parted(list(step_s))
     found: dict[str, Any] = {}
     for name in ours:
-        to_each = {peer: ratio_of(step_s[peer], step_s[name]) for peer in peers}
+        to_each = {peer: ratio_of(step_s[peer], step_s[name], starts) for peer in peers}
         found[name] = {"to_each": to_each}
         if peers:
             best = best_of(step_s, peers)
@@ -36,7 +53,7 @@ def ratios_of(step_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
                 if alike:
                     found[name][f"best_{label}"] = best_of(step_s, alike)
         if name != "shoal" and "shoal" in step_s:
-            found[name]["to_shoal"] = ratio_of(step_s["shoal"], step_s[name])
+            found[name]["to_shoal"] = ratio_of(step_s["shoal"], step_s[name], starts)
     return found
 
 

@@ -67,7 +67,7 @@ def _train(recipe: Recipe, job: dict[str, Any], turns: Turns, folder: RunFolder)
         lambda: "pause" if keeper.step >= turns.num_opening else None,
         every=1,
     )
-    turns.begin()
+    turns.begin(recipe.train.seed)
     run_loop(opening)
     turns.wait_for_device()
     if not turns.opened(keeper.losses):

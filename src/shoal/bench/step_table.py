@@ -42,8 +42,13 @@ def notes(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     told.append(
         ("loss", f"last: the mean of steps up to the {result['opening']}th, the last {last}; difference: to {peer}")
     )
-    told.append(("measured", f"{result['rounds']} rounds of {result['steps']} steps on {result['device']}"))
+    told.append(("measured", f"{_rounds(result)} of {result['steps']} steps on {result['device']}"))
     return told
+
+
+def _rounds(result: Mapping[str, Any]) -> str:
+    starts, rounds = result["starts"], result["rounds"]
+    return f"{rounds} rounds" if starts == 1 else f"{starts} starts, each with {rounds} rounds"
 
 
 def words(ratio: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from shoal.core.rng import seed_all
+
 
 class Link:
     """Messages with whoever measures, one a line."""
@@ -54,8 +56,11 @@ class Turns:
         """Of the turn that is being timed, or is about to be."""
         self._is_timed = False
 
-    def begin(self, **versions: str) -> None:
-        """Say that all is built, by which versions of whose packages, and wait for the word to train."""
+    def begin(self, seed: int, **versions: str) -> None:
+        """Say that all is built, by which versions of whose packages, and wait for the word to train.
+
+        From `seed` on all draw the same, for as long as they draw in the same order.
+        """
         known = self.facts.get("versions", {})
         self._link.tell({"ready": {**self.facts, "versions": known | versions}})
         command = self._link.hear()
@@ -63,6 +68,7 @@ class Turns:
             raise SystemExit(0)
         self.num_opening = self._left = command["opening"]
         self._losses = []
+        seed_all(seed)
         self._began = time.perf_counter()
 
     def after_step(self, loss: torch.Tensor | None = None, items: int = 1) -> bool:
@@ -99,15 +105,13 @@ class Turns:
             return True
         found = {"seconds": time.perf_counter() - self._began, "cpu_s": time.process_time() - self._cpu_began}
         found |= self._memory()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # all contenders stay, and have the device's memory together
-        self._link.tell(found)
+        self._answer(found)
         return self.wait()
 
     def opened(self, losses: list[tuple[float, int]]) -> bool:
         """Tell the mean losses of the steps of the opening, and wait for the first turn; whether there is one."""
         self._losses = None
-        self._link.tell({"first_s": self._first_s, "opening_s": time.perf_counter() - self._began, "losses": losses})
+        self._answer({"first_s": self._first_s, "opening_s": time.perf_counter() - self._began, "losses": losses})
         return self.wait()
 
     def wait(self) -> bool:
@@ -118,6 +122,12 @@ class Turns:
             return False
         self._steps, self._left, self._is_timed = command["steps"], command["settle"], False
         return True
+
+    def _answer(self, found: dict[str, Any]) -> None:
+        """Let somebody else have the device, and its memory, which all contenders share."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._link.tell(found)
 
     def wait_for_device(self) -> None:
         """Until the device has done all it was told."""

@@ -24,6 +24,9 @@ _STEPS, _ROUNDS, _PEER_ROUNDS, _OPENING = 200, 7, 5, 20
 )
 @click.option("--rounds", type=click.IntRange(1), help="Rounds, each loop once in each (default: 7; with --peers, 5).")
 @click.option("--peers", is_flag=True, help="Beside plain PyTorch, Lightning and Accelerate, eager and compiled.")
+@click.option(
+    "--starts", type=click.IntRange(1), help="With --peers: begin anew in fresh processes so many times (default: 1)."
+)
 @click.option("--only", metavar="NAME,...", help="With --peers: measure these alone, for example plain,shoal.")
 @click.option(
     "--fast", multiple=True, metavar="KEY=VALUE", help="With --peers: Shoal once more, with this; repeatable."
@@ -54,6 +57,7 @@ def step_command(
     steps: int | None,
     rounds: int | None,
     peers: bool,
+    starts: int | None,
     only: str | None,
     fast: tuple[str, ...],
     launcher: str | None,
@@ -78,10 +82,16 @@ def step_command(
     shoal bench step --peers --sweep
     """
     own = {"--only": only, "--fast": fast, "--launcher": launcher, "--loss-after": loss_after, "--sweep": sweep}
-    own |= {"--loader": loader, "--loader-workers": loader_workers, "--made-data": made_data, "--cache": cache}
+    own |= {
+        "--starts": starts,
+        "--loader": loader,
+        "--loader-workers": loader_workers,
+        "--made-data": made_data,
+        "--cache": cache,
+    }
     if not peers:
         for option, value in own.items():
-            if value not in (None, False, ()):
+            if not (value is None or value is False or value == ()):
                 raise UserError(f"{option}: is for --peers; add that, or leave this out")
         return _by_hand(words, steps or _STEPS, rounds or _ROUNDS, out, as_json)
     from shoal.bench.step_contenders import choose_contenders
@@ -90,6 +100,7 @@ def step_command(
     settings = Settings(
         names=choose_contenders(only, bool(fast), launcher == "ray"),
         rounds=rounds or _PEER_ROUNDS,
+        starts=starts or 1,
         steps=steps,
         opening=loss_after or _OPENING,
         loader=loader or "batches",

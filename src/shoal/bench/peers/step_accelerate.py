@@ -29,7 +29,7 @@ def train(setup: Setup, turns: Turns) -> None:
         scheduler = accelerator.prepare(scheduler)
     loss_of = loss_function(setup, model)
     step_loss: Any = torch.compile(loss_of) if setup.compiles else loss_of
-    turns.begin(accelerate=accelerate.__version__)
+    turns.begin(setup.seed, accelerate=accelerate.__version__)
     seen: torch.Tensor | None = None
     for batch in loader:
         with accelerator.accumulate(model):
@@ -44,6 +44,6 @@ def train(setup: Setup, turns: Turns) -> None:
         share = loss.detach() / setup.accumulate if setup.accumulate > 1 else loss.detach()
         seen = share if seen is None else seen + share
         if accelerator.sync_gradients:
-            if not turns.after_step(seen, setup.items):
+            if not turns.after_step(seen, setup.samples(batch)):
                 return
             seen = None

@@ -68,7 +68,7 @@ def make_module(lightning: Any, setup: Setup, turns: Turns) -> Any:
                 nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val)
 
         def on_train_start(self) -> None:
-            turns.begin(lightning=version)
+            turns.begin(setup.seed, lightning=version)
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             loss: torch.Tensor = self.loss_of(setup.laid_out(batch))
@@ -79,7 +79,7 @@ def make_module(lightning: Any, setup: Setup, turns: Turns) -> Any:
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             if (batch_idx + 1) % setup.accumulate == 0:
                 seen, self.seen = self.seen, None
-                if not turns.after_step(seen, setup.items):
+                if not turns.after_step(seen, setup.samples(batch)):
                     self.trainer.should_stop = True
 
     return Module()

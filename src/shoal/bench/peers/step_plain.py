@@ -20,7 +20,7 @@ def train(setup: Setup, turns: Turns) -> None:
     scaler = torch.amp.GradScaler(device.type) if setup.precision == "fp16" else None
     step_loss = _step_loss(setup)
     batches = iter(setup.loader)
-    turns.begin()
+    turns.begin(setup.seed)
     total = torch.zeros((), device=device)
     step, is_wanted = 0, True
     while is_wanted:
@@ -28,7 +28,8 @@ def train(setup: Setup, turns: Turns) -> None:
             group["lr"] = setup.lr(step)
         seen = None
         for _ in range(setup.accumulate):
-            loss = step_loss(setup.on_device(next(batches)))
+            batch = setup.on_device(next(batches))
+            loss = step_loss(batch)
             if setup.accumulate > 1:
                 loss = loss / setup.accumulate
             (scaler.scale(loss) if scaler else loss).backward()
@@ -46,7 +47,7 @@ def train(setup: Setup, turns: Turns) -> None:
         assert seen is not None
         total += seen
         step += 1
-        is_wanted = turns.after_step(seen, setup.items)
+        is_wanted = turns.after_step(seen, setup.samples(batch))
 
 
 def _step_loss(setup: Setup) -> Any:

@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 from shoal.bench.overhead_sides import NEVER
 from shoal.bench.step import Bench
 from shoal.core.errors import UserError
+from shoal.core.move import leaves, move
 from shoal.data.dataset import MemoryDataset
 from shoal.data.order import Order
 from shoal.parallel.numerics import recompute_activations
@@ -66,7 +67,7 @@ class Setup:
         """A batch where the model is."""
         if self.device.type == "cpu":
             return batch
-        return self.laid_out([tensor.to(self.device, non_blocking=True) for tensor in batch])
+        return self.laid_out(move(batch, self.device))
 
     def laid_out(self, batch: Any) -> Any:
         """A batch that is on the device, with its images as the model has them."""
@@ -76,9 +77,15 @@ class Setup:
         return [images.contiguous(memory_format=torch.channels_last), *others]
 
     @property
-    def items(self) -> int:
-        """What the loss of a step is a mean of, where all samples have as many."""
-        return self.bench.recipe.train.global_batch
+    def seed(self) -> int:
+        """Of dropout."""
+        return self.bench.recipe.train.seed
+
+    def samples(self, batch: Any) -> int:
+        """Of the step that this is a batch of, or the only one: the last of an epoch may be short."""
+        if self.accumulate > 1:
+            return self.bench.recipe.train.global_batch
+        return len(next(leaves(batch)))
 
 
 def set_up(bench: Bench, job: dict[str, Any], precision: str, compiles: bool) -> Setup:
@@ -93,11 +100,7 @@ def set_up(bench: Bench, job: dict[str, Any], precision: str, compiles: bool) ->
     if recipe.train.activation_checkpointing:
         recompute_activations(model)
     micro = min(recipe.micro_batch(1), recipe.train.global_batch)
-    if recipe.train.global_batch % micro:
-        raise UserError(
-            f"train.micro_batch: {micro} does not divide train.global_batch {recipe.train.global_batch}, which "
-            "loops that accumulate gradients take for granted; choose one that does"
-        )
+    assert recipe.train.global_batch % micro == 0  # which a recipe's own checks see to
     loader = make_loader(bench, micro, job["loader"], job["loader_workers"])
     accumulate = recipe.train.global_batch // micro
     return Setup(bench, model, loader, accumulate, precision, compiles, has_images)
@@ -166,6 +169,7 @@ def make_loader(bench: Bench, micro: int, kind: str, workers: int) -> DataLoader
     """A DataLoader by whole batches, or by samples that are put together."""
     order = Order(len(bench.dataset), bench.recipe.train.global_batch, bench.recipe.train.seed)
     options: dict[str, Any] = {"num_workers": workers, "pin_memory": bench.process.device.type == "cuda"}
+    options["generator"] = torch.Generator()  # else it would draw from the one that dropout draws from
     if kind == "samples":
         return DataLoader(
             TensorDataset(*_tensors(bench.dataset)), batch_sampler=_InOrder(order, micro, True), **options
