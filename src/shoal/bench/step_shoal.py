@@ -13,6 +13,7 @@ from shoal.bench.step_facts import facts_of
 from shoal.bench.step_recipes import recipe_for
 from shoal.bench.step_turns import Turns
 from shoal.core.group import Group
+from shoal.core.memory import keep_freed_memory
 from shoal.core.spec import DataSpec
 from shoal.data.dataset import Datasets
 from shoal.observe.console import SilentConsole
@@ -40,6 +41,8 @@ def train(asked: Recipe, job: dict[str, Any], turns: Turns, device: torch.device
         gpu_memory_fraction=recipe.cluster.gpu_memory_share,
         gpu_allocator=recipe.cluster.gpu_allocator,
     )
+    if device.type == "cpu":
+        keep_freed_memory()  # as every run does
     with settings, tempfile.TemporaryDirectory(prefix="shoal-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
         folder.open(None)
