@@ -26,7 +26,7 @@ class Settings:
     rounds: int = 5
     """Of each start."""
     starts: int = 1
-    """How often all begins anew, in fresh processes: on a CPU one and the same loop may take a quarter longer for as long
+    """How often all begins anew, in fresh processes: on a CPU one and the same loop may take a quarter longer as long
     as its process lives, by how its memory happens to lie."""
     steps: int | None = None
     """Of every turn; None: so many that a turn takes `turn_s`."""
