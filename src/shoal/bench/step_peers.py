@@ -26,8 +26,8 @@ class Settings:
     rounds: int = 5
     """Of each start."""
     starts: int = 1
-    """How often all begins anew, in fresh processes: on a CPU, how memory happens to lie in a process makes steps up to
-    a quarter longer for as long as it lives."""
+    """How often all begins anew, in fresh processes: on a CPU one and the same loop may take a quarter longer as long
+    as its process lives, by how its memory happens to lie."""
     steps: int | None = None
     """Of every turn; None: so many that a turn takes `turn_s`."""
     turn_s: float = 2.0
