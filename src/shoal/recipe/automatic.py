@@ -51,7 +51,7 @@ def with_numerics(recipe: Recipe, hardware: Hardware) -> Recipe:
     changes: dict[str, Any] = {
         "precision": precision,
         "compile": _or(train.compile, _gains_by_compiling(recipe, on_gpu and hardware.can_compile)),
-        "channels_last": _or(train.channels_last, on_gpu and isinstance(recipe.model, _CONVOLVING)),
+        "channels_last": _or(train.channels_last, is_shipped and isinstance(recipe.model, _CONVOLVING)),
         # fp16 asks the host after every step whether its scale was too large.
         "cuda_graphs": "auto" if train.cuda_graphs == "auto" and _can_record(recipe, on_gpu, precision) else False,
     }

@@ -44,8 +44,8 @@ class TrainSection(Section):
     whose steps take at most a third of the GPU's memory. True with a task of your own: nothing in its `loss` may depend
     on values, or change from step to step."""
     channels_last: bool | Literal["auto"] = "auto"
-    """Lay out images and convolutions' weights channel by channel for each pixel, which GPUs convolve faster. `auto`:
-    on GPUs, for shipped models with convolutions."""
+    """Lay out images and convolutions' weights pixel by pixel, with all channels of each: so GPUs and CPUs convolve
+    faster. `auto`: for shipped models with convolutions and shipped tasks, with one worker or ddp."""
     fp8: bool = False
     """Compute the large matrix products of a transformer's blocks in 8-bit floats, and keep what runs from block to
     block in bf16: faster on NVIDIA GPUs since Ada and Hopper, and less exact. Needs precision bf16, torch.compile, and
