@@ -263,7 +263,7 @@ def test_a_runs_folder_is_read(tmp_path: Path) -> None:
     assert timing.step_s == pytest.approx([0.1] * len(timing.step_s)) and len(timing.step_s) > 20
     assert timing.phases_s["backward"] == pytest.approx(0.05) and timing.run == "one"
     assert key["world_size"] == 2 and key["micro_batch"] == 32 and key["strategy"] == "ddp"
-    assert key["train"]["precision"] == "fp32" and key["hardware"]["device"] == "cpu"
+    assert key["train"]["precision"] == "auto" and key["hardware"]["device"] == "cpu"
     assert file_name(key).startswith("simple_cnn-digits-cpu-x2-")
     own = key | {"model": None, "data": None, "task": {"name": "my_task:Task", "args": ""}}
     assert file_name(own).startswith("my_task_task-cpu-x2-")
@@ -288,9 +288,9 @@ def rewrite_recipe(folder: Path, before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "is_same"),
     [
-        ("precision: fp32", "precision: bf16", False),
+        ("precision: auto", "precision: bf16", False),
         ("global_batch: 64", "global_batch: 128", False),
-        ("compile: false", "compile: true", False),
+        ("compile: auto", "compile: true", False),
         ("hidden: 64", "hidden: 65", False),
         ("name: digits\n", "name: other\n", True),
         ("lr: 0.003", "lr: 0.03", True),
@@ -537,14 +537,14 @@ def test_a_run_is_not_compared_with_itself(here: Path, capfd: Capture) -> None:
 
 def test_the_nearest_other_kind_is_named(here: Path, capfd: Capture) -> None:
     assert run(["bench", "gate", str(make_run(here / "one")), "--save", "--baselines", "kept"]) == 0
-    rewrite_recipe(make_run(here / "two"), "precision: fp32", "precision: bf16")
+    rewrite_recipe(make_run(here / "two"), "precision: auto", "precision: bf16")
     capfd.readouterr()
     assert run(["bench", "gate", "two", "--baselines", "kept"]) == 2
     err = capfd.readouterr().err
-    assert "the nearest, kept/simple_cnn-" in err and "differs: train.precision fp32 there, bf16 here" in err
+    assert "the nearest, kept/simple_cnn-" in err and "differs: train.precision auto there, bf16 here" in err
     (file,) = (here / "kept").iterdir()
     assert run(["bench", "gate", "two", "--baselines", str(file)]) == 2
-    assert "is of another kind of run: train.precision fp32 there, bf16 here" in capfd.readouterr().err
+    assert "is of another kind of run: train.precision auto there, bf16 here" in capfd.readouterr().err
 
 
 def test_wrong_input_is_told(here: Path, capfd: Capture) -> None:
@@ -594,7 +594,7 @@ def test_a_broken_file_beside_is_no_trouble_and_one_in_the_way_is_told(here: Pat
         (here / "baselines" / f"{name}.json").write_text('{"version": 1, "key": {"train": [[]]}, "runs": []}')
     (here / "baselines" / "m.json").write_text("{")
     assert run(["bench", "gate", str(make_run(here / "two"))]) == 0
-    rewrite_recipe(here / "two", "precision: fp32", "precision: bf16")
+    rewrite_recipe(here / "two", "precision: auto", "precision: bf16")
     assert run(["bench", "gate", "two"]) == 2
     assert f"the nearest, {file.relative_to(here)}, differs: train.precision" in capfd.readouterr().err
     other = file.read_text().replace('"cores": null', '"cores": 64')

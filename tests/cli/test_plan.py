@@ -30,7 +30,7 @@ def test_a_table_of_strategies_and_what_auto_takes(here: Path, capfd: Capture) -
     out, err = capfd.readouterr()
     first, second, header, *rows = out.splitlines()
     assert first.startswith("gpt: 234,") and "4 workers on GPUs with 80.00 GiB of memory each" in first
-    assert second == "a step: 16 samples, fp32"
+    assert second == "a step: 16 samples, bf16"
     assert header.split()[:7] == ["strategy", *PARTS, "total"]
     assert header.split()[7:] == ["in", "host", "micro-batch", "accumulation", "sent", "fits"]
     names = [" ".join(row.split("  ")[0].split()) for row in rows[:9]]

@@ -58,7 +58,7 @@ def test_a_run_leaves_its_recipe_metrics_events_checkpoints_and_summary(tiny: st
 
     # recipe.yaml: fully resolved, and the same recipe when loaded again
     resolved = yaml.safe_load((out / "recipe.yaml").read_text())
-    assert resolved["optim"]["name"] == "adamw" and resolved["train"]["precision"] == "fp32"
+    assert resolved["optim"]["name"] == "adamw" and resolved["train"]["precision"] == "auto"
     assert load_recipe([out / "recipe.yaml"]) == load_recipe([tiny])
 
     # metrics.jsonl: step, epoch, metrics, seconds by phase

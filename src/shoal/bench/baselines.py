@@ -30,7 +30,7 @@ _PLACE = frozenset(
 """Fields of data: that say from where and how it is read. A change of those is to be compared, not told apart."""
 _LONGEST_WORD = 50
 """Of a file's name, which may have 255 bytes in all."""
-_TRAIN = ("global_batch", "precision", "compile", "activation_checkpointing", "clip_norm")
+_TRAIN = ("global_batch", "precision", "compile", "activation_checkpointing", "clip_norm", "fp8")
 
 
 @dataclass(frozen=True)

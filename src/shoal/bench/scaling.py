@@ -22,10 +22,13 @@ from typing import Any
 from shoal.bench.commands import Tell, in_turns, plain_ddp, run, shoal_train
 from shoal.core.errors import UserError
 from shoal.core.machine import usable_cores
+from shoal.core.process import choose_device
 from shoal.observe.phases import STEPPING
 from shoal.observe.runs import read_events, read_metrics
+from shoal.recipe.automatic import with_numerics
 from shoal.recipe.load import LoadedRecipe, load_recipe
 from shoal.recipe.schema import Recipe
+from shoal.train.hardware import hardware_of
 
 COMPUTE_BOUND: dict[str, Any] = {
     "name": "resnet18_32",
@@ -113,17 +116,19 @@ def check_peer(recipe: Recipe, counts: Iterable[int]) -> None:
         raise UserError(f"--peer: compares {PEER_WORKERS} workers, which are not measured here; raise --max-workers")
     if recipe.model is None or recipe.data is None:
         raise UserError(f"--peer: needs the recipe's own data: and model:, but task {recipe.task.name} brings them")
-    train, parallel = recipe.train, recipe.parallel
+    parallel = recipe.parallel.model_copy(update={"strategy": "ddp"})  # which is what the peer does
+    hardware = hardware_of(choose_device(recipe.cluster.gpus_per_worker))
+    train = with_numerics(recipe.model_copy(update={"parallel": parallel}), hardware).train
     for name, is_set in (
         ("train.precision fp16", train.precision == "fp16"),
-        ("train.compile", train.compile),
+        ("train.compile", train.compile is True),
         ("train.micro_batch", train.micro_batch is not None),
         ("train.activation_checkpointing", train.activation_checkpointing),
         ("parallel.compress", parallel.compress != "none"),
         ("parallel.sync_every", parallel.sync_every > 1),
     ):
         if is_set:
-            raise UserError(f"--peer: the hand-written script has no {name}; leave it out, or measure without --peer")
+            raise UserError(f"--peer: the hand-written script has no {name}; turn it off, or measure without --peer")
 
 
 def _contenders(

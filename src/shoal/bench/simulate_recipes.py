@@ -4,8 +4,11 @@ from typing import Any
 
 from shoal.bench.comm import SMALL_VIT
 from shoal.bench.simulate_plan import Rules
+from shoal.core.process import choose_device
+from shoal.recipe.automatic import with_numerics
 from shoal.recipe.load import LoadedRecipe, load_recipe
 from shoal.recipe.schema import Recipe
+from shoal.train.hardware import hardware_of
 
 _PLAIN = {
     "parallel.strategy": "ddp",
@@ -61,7 +64,7 @@ def one_micro_batch(loaded: LoadedRecipe) -> LoadedRecipe:
 
 def rules_of(loaded: LoadedRecipe) -> Rules:
     """What of a recipe decides what is sent."""
-    recipe = loaded.recipe
+    recipe = with_numerics(loaded.recipe, hardware_of(choose_device(loaded.recipe.cluster.gpus_per_worker)))
     parallel, fsdp = recipe.parallel, recipe.parallel.fsdp
     gathered = recipe.train.precision if fsdp.param_dtype == "auto" else fsdp.param_dtype
     micro = min(batch_per_worker(recipe), recipe.micro_batch(recipe.cluster.workers))

@@ -24,6 +24,7 @@ from shoal.models.blocks import repeated_blocks
 from shoal.parallel.numerics import torch_settings
 from shoal.recipe.load import check_tree
 from shoal.train.build import Built, build
+from shoal.train.hardware import for_workers
 
 WARMUP = 3
 """Steps before any that count: memory is taken, and PowerSGD begins to pack."""
@@ -83,7 +84,7 @@ def measure(
 
 @contextlib.contextmanager
 def _built(process: Process, tree: dict[str, Any], threads: int, num_steps: int) -> Iterator[tuple[Built, Any]]:
-    recipe = check_tree(tree).recipe
+    recipe = for_workers(check_tree(tree).recipe, process)
     if process.device.type == "cpu":
         keep_freed_memory()
     threads = recipe.cluster.threads_per_worker or threads

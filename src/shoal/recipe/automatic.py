@@ -73,8 +73,11 @@ def _gains_by_compiling(recipe: Recipe, can_compile: bool) -> bool | Literal["au
         return False
     if recipe.parallel.strategy == "auto" and recipe.cluster.workers > 1:
         return "auto"  # until there is a strategy
-    if recipe.parallel.bucket_mb < 1 and recipe.cluster.workers > 1:
-        return False  # see `numerics_problems`
+    parallel = recipe.parallel
+    if recipe.cluster.workers > 1 and (
+        parallel.bucket_mb < 1 or parallel.static_graph or parallel.find_unused_parameters
+    ):
+        return False  # what torch.compile does not go together with, or nobody has tried
     return recipe.parallel.strategy in _COMPILES_AS_A_WHOLE
 
 

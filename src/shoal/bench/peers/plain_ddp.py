@@ -53,8 +53,8 @@ def build_by_recipe(file: str, device: torch.device) -> dict[str, Any]:
     from shoal.parallel.optimizer import build_optimizer
     from shoal.recipe.load import load_recipe
 
-    recipe = load_recipe([file]).recipe
-    bench = build_bench(recipe)
+    bench = build_bench(load_recipe([file]).recipe)
+    recipe = bench.recipe
     model = bench.model.to(device)
     return {
         "model": model,
