@@ -28,7 +28,7 @@ GPT: dict[str, Any] = {
     "model": {"name": "gpt", "layers": 8, "heads": 4, "dim": 64},
     "data": {"name": "tokens", "dir": "nowhere"},
     "optim": {"name": "adamw"},
-    "train": {"steps": 1, "global_batch": 48},
+    "train": {"steps": 1, "global_batch": 48, "precision": "fp32"},
 }
 
 
