@@ -151,6 +151,7 @@ def test_a_try_that_fails_is_followed_by_another_that_goes_on(
     assert out.count("step 24/24  epoch 3.00  train_loss") == 1
 
 
+@pytest.mark.slow
 def test_a_job_is_stopped_with_a_checkpoint_and_goes_on(
     operator: Operator, here: Path, tmp_path: Path, capfd: Capture
 ) -> None:

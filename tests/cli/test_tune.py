@@ -183,6 +183,7 @@ def test_what_no_trial_can_start_without_is_told_once_and_nothing_is_left(files:
     assert not (files / "s").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_printed_command_goes_on_to_the_same_end(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

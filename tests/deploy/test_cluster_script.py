@@ -148,6 +148,7 @@ def table(said: str) -> dict[str, str]:
     return {row[0]: row[2] for row in rows if len(row) == 3 and row[0] != "host"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_cluster_trains_loses_a_machine_and_leaves_nothing(network: Network) -> None:
     head, first, second = network.machines

@@ -34,6 +34,7 @@ def sizes(folder: Path) -> list[tuple[float, int]]:
     return sorted(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [(4, 2)], indirect=True)
 def test_a_population_of_elastic_trials_goes_on_with_half_of_the_machines(here: Path, cluster: DrillCluster):
     write_slow(here, steps=180)
