@@ -80,7 +80,8 @@ def test_a_worker_was_killed(local: Result) -> None:
     assert failure["rank"] == found["rank"] and "SIGKILL" in failure["message"]
     assert found["world_sizes"] == [2, 2]
     assert 0 <= found["noticed_after_s"] < found["training_again_after_s"] < 60
-    assert 0 <= found["steps_lost"] <= 20
+    # A step takes milliseconds here, and on busy cores the save before it as long as tens of them.
+    assert 0 <= found["steps_lost"] <= 60
 
 
 @pytest.mark.slow
