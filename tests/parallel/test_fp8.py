@@ -14,7 +14,7 @@ from shoal.core.errors import UserError
 from shoal.models.gpt import Gpt
 from shoal.models.transformer import FeedForward
 from shoal.parallel import fp8
-from shoal.parallel.fp8 import Fp8FeedForward, Fp8Linear, pack, use_fp8
+from shoal.parallel.fp8 import Fp8FeedForward, Fp8Linear, use_fp8
 
 ON_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -110,14 +110,14 @@ def test_packing_bears_any_size_of_values_and_outliers_that_were_not_looked_at(d
         rows = torch.randn(64, 32) * size
         rows[3, 3] = 3 * rows[::16].abs().max()  # within what is spared
         rows[5, 5] = 1e3 * rows.abs().max()  # beyond
-        packed, unscale = pack(rows, dtype, sampled=True)
+        packed, unscale = fp8._pack_sampled(rows, dtype)
         back = packed.float() * unscale
         assert back.isfinite().all()
         others = torch.ones_like(rows, dtype=torch.bool)
         others[5, 5] = False
         torch.testing.assert_close(back[others], rows[others], rtol=0.13, atol=float(0.05 * size))
         assert 0 < back[5, 5] < rows[5, 5], "cut off, not made infinite"
-    zeros, unscale = pack(torch.zeros(16, 16), dtype, sampled=True)
+    zeros, unscale = fp8._pack_sampled(torch.zeros(16, 16), dtype)
     assert (zeros.float() * unscale == 0).all()
 
 

@@ -142,8 +142,10 @@ def test_nothing_is_recorded_unasked_where_memory_is_short(tmp_path: Path, monke
 
 
 def test_on_a_cpu_nothing_is_recorded(tmp_path: Path) -> None:
-    unit = trained(recipe_of("mlp", tmp_path, cuda_graphs=True, deterministic=False), torch.device("cpu")).unit
-    assert unit.recorded is None
+    device = torch.device("cpu")
+    assert trained(recipe_of("mlp", tmp_path, cuda_graphs="auto", deterministic=False), device).unit.recorded is None
+    with pytest.raises(UserError, match=r"train\.cuda_graphs: needs a GPU and this worker has none"):
+        trained(recipe_of("mlp", tmp_path, cuda_graphs=True, deterministic=False), device)
 
 
 @pytest.mark.parametrize("name", ["cnn_sgd", "mlp"])

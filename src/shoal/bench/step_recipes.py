@@ -18,10 +18,7 @@ def recipe_for(recipe: Recipe, device: torch.device) -> Recipe:
 
 def peer_precision(recipe: Recipe, device: torch.device) -> str:
     """What peers are told, who do not choose by themselves: bf16 where a GPU has it, unless the recipe says."""
-    asked: str = recipe.train.precision
-    if asked != "auto":
-        return asked
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return recipe_for(recipe, device).train.precision
 
 
 def with_data(loaded: LoadedRecipe, recipe: Recipe) -> LoadedRecipe:

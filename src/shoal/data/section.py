@@ -31,7 +31,7 @@ class _Data(Section):
 class _InMemory(_Data):
     resident: bool | Literal["auto"] = "auto"
     """Keep all samples in the memory of the GPU; batches are then cut out and transformed there. `auto`: where there is
-    a GPU, and they take no more than 2 GB of it."""
+    a GPU, and they take no more than 2 GB and a tenth of it."""
 
 
 class _Files(_Data):

@@ -4,7 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-IGNORE = tl.constexpr(-100)
+from shoal.models import linear_cross_entropy
+
+IGNORE = tl.constexpr(linear_cross_entropy.IGNORE)
 _BLOCK = 2048
 """Logits that a program looks at at once."""
 

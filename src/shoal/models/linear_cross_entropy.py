@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.float8 import pack
+
 IGNORE = -100
-"""Target that is not counted."""
+"""Target that is not counted: the one that PyTorch's own cross-entropy leaves out."""
 _MOST_LOGITS = 1 << 30
 """That are there at a time."""
 _GRADIENT_SCALE = 2.0**15
@@ -48,7 +50,7 @@ def linear_cross_entropy(
     packed: list[torch.Tensor] = []
     if fp8:  # here, where torch.compile sees it
         with torch.no_grad():
-            of_hidden, of_weight = _packed(hidden), _packed(weight)
+            of_hidden, of_weight = (pack(tensor, torch.float8_e4m3fn) for tensor in (hidden, weight))
             packed = [*of_hidden, *of_weight, of_weight[0].t().contiguous()]
     loss: torch.Tensor = _summed(hidden, weight, targets, packed, needs_gradients)[0]
     return loss
@@ -115,13 +117,6 @@ class _Fp8:
         assert small is not None
         unscale = self.unscale_gradient, self.unscale_weight
         out.copy_(torch._scaled_mm(small, self.weight_by_column.t(), *unscale, out_dtype=self.dtype))
-
-
-def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In e4m3, scaled so that the largest is the largest there is; and by what to scale back."""
-    most = torch.finfo(torch.float8_e4m3fn).max
-    scale = most / tensor.abs().amax().float().clamp(min=1e-12)
-    return (tensor.float() * scale).clamp(-most, most).to(torch.float8_e4m3fn), scale.reciprocal()
 
 
 def _parts(num_tokens: int, vocabulary: int) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.core.errors import UserError
+from shoal.core.float8 import pack, scale_for
 from shoal.models.blocks import repeated_blocks
 from shoal.models.linear_cross_entropy import SumsLoss
 from shoal.models.transformer import FeedForward, HasStream
@@ -91,13 +92,13 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
         ctx.has_bias = bias is not None
-        return _product(*pack(rows, _INPUT, sampled=True), weight, bias)
+        return _product(*_pack_sampled(rows, _INPUT), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         gradient = gradients[0].to(torch.bfloat16)
-        of_rows = _product_back(*pack(gradient, _GRADIENT, sampled=True), weight)
+        of_rows = _product_back(*_pack_sampled(gradient, _GRADIENT), weight)
         return of_rows, *_of_weight(gradient, rows, weight, ctx.has_bias)
 
 
@@ -114,7 +115,7 @@ class _FeedForward(torch.autograd.Function):
         second_bias: torch.Tensor | None,
         is_tanh: bool,
     ) -> torch.Tensor:
-        before = _product(*pack(rows, _INPUT, sampled=True), first, first_bias)
+        before = _product(*_pack_sampled(rows, _INPUT), first, first_bias)
         ctx.save_for_backward(rows, before, first, second)
         ctx.is_tanh, ctx.has_bias = is_tanh, first_bias is not None
         scale = scale_for(F.gelu(before[::_SAMPLED], approximate=_name(is_tanh)), _INPUT, _TO_SPARE)
@@ -124,7 +125,7 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, before, first, second = ctx.saved_tensors
         gradient = gradients[0].to(torch.bfloat16)
-        of_after = _product_back(*pack(gradient, _GRADIENT, sampled=True), second)
+        of_after = _product_back(*_pack_sampled(gradient, _GRADIENT), second)
         some = torch.ops.aten.gelu_backward(of_after[::_SAMPLED], before[::_SAMPLED], approximate=_name(ctx.is_tanh))
         scale = scale_for(some, _GRADIENT, _TO_SPARE)
         after, of_before, packed = gelu_backward_packed(of_after, before, scale, ctx.is_tanh)
@@ -167,16 +168,8 @@ def _of_weight(
     return (gradient.t() @ rows).to(weight.dtype), of_bias
 
 
-def pack(tensor: torch.Tensor, dtype: torch.dtype, sampled: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tensor in an 8-bit type, scaled into its range; and by what to scale back."""
-    scale = scale_for(tensor[::_SAMPLED], dtype, _TO_SPARE) if sampled else scale_for(tensor, dtype)
-    most = torch.finfo(dtype).max
-    return (tensor.float() * scale).clamp(-most, most).to(dtype), scale.reciprocal()
-
-
-def scale_for(seen: torch.Tensor, dtype: torch.dtype, to_spare: float = 1.0) -> torch.Tensor:
-    """By what to multiply, so that what was seen reaches the end of the type's range, or remains below by a factor."""
-    return torch.finfo(dtype).max / to_spare / seen.abs().amax().float().clamp(min=1e-12)
+def _pack_sampled(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return pack(tensor, dtype, _SAMPLED, _TO_SPARE)
 
 
 @torch.library.custom_op("shoal::gelu_packed", mutates_args=())

@@ -54,7 +54,8 @@ class Replica:
         if isinstance(self.model, SumsLoss):
             self.model.sums_loss = process.device.type == "cuda" and not is_divided and can_compile_kernels()
         if settings.fp8:
-            if is_divided or settings.precision != "bf16" or not settings.compile:
+            on_gpu = process.device.type == "cuda"
+            if on_gpu and (is_divided or settings.precision != "bf16" or not settings.compile):
                 raise UserError(
                     "train.fp8: needs train.precision bf16, torch.compile, and strategy single or ddp; leave it out"
                 )

@@ -21,6 +21,8 @@ class SingleUnit(Replica):
         super().__init__(model, objective, settings, process)
         self.recorded: RecordedStep | None = None
         is_wanted = settings.cuda_graphs is True or (settings.cuda_graphs == "auto" and objective.is_traceable)
+        if settings.cuda_graphs is True and process.device.type != "cuda":
+            raise UserError("train.cuda_graphs: needs a GPU and this worker has none; leave it out")
         if process.device.type == "cuda" and is_wanted and self.scaler is None:
             self.recorded = RecordedStep(self, settings.cuda_graphs)
 

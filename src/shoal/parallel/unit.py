@@ -27,7 +27,7 @@ class StepSettings:
     precision: str = "fp32"
     compile: bool = False
     cuda_graphs: bool | Literal["auto"] = False
-    """`auto`: where the model is small."""
+    """`auto`: where memory allows."""
     channels_last: bool = False
     fp8: bool = False
     clip_norm: float | None = None

@@ -9,8 +9,9 @@ from shoal.parallel.deepspeed_config import precision_said
 from shoal.recipe.schema import Recipe
 from shoal.tasks.section import CustomTask
 
-_COMPILED = (Mlp, SimpleCnn, ResNet, Vit, Gpt)
-"""Not lstm: its layers are one kernel each already, which torch.compile only goes around."""
+_TRIED = (Mlp, SimpleCnn, ResNet, Vit, Gpt)
+"""What is compiled and recorded unasked. Not lstm: its layers are one kernel each already, which torch.compile only
+goes around, and whether those can be recorded nobody has tried."""
 _CONVOLVING = (SimpleCnn, ResNet)
 _COMPILES_AS_A_WHOLE = ("auto", "single", "ddp")
 """Strategies; in the others what lies between the blocks is not compiled, and whether it pays depends."""
@@ -53,10 +54,8 @@ def with_numerics(recipe: Recipe, hardware: Hardware) -> Recipe:
         "compile": _or(train.compile, _gains_by_compiling(recipe, on_gpu and hardware.can_compile)),
         "channels_last": _or(train.channels_last, is_shipped and isinstance(recipe.model, _CONVOLVING)),
         # fp16 asks the host after every step whether its scale was too large.
-        "cuda_graphs": "auto" if train.cuda_graphs == "auto" and _can_record(recipe, on_gpu, precision) else False,
+        "cuda_graphs": _or(train.cuda_graphs, "auto" if _can_record(recipe, on_gpu, precision) else False),
     }
-    if train.cuda_graphs != "auto":
-        changes["cuda_graphs"] = train.cuda_graphs
     return recipe.model_copy(update={"train": train.model_copy(update=changes)})
 
 
@@ -69,7 +68,7 @@ def _said_elsewhere(recipe: Recipe) -> Any:
 
 
 def _gains_by_compiling(recipe: Recipe, can_compile: bool) -> bool | Literal["auto"]:
-    if not can_compile or not isinstance(recipe.model, _COMPILED):
+    if not can_compile or not isinstance(recipe.model, _TRIED):
         return False
     if recipe.parallel.strategy == "auto" and recipe.cluster.workers > 1:
         return "auto"  # until there is a strategy
@@ -83,7 +82,7 @@ def _gains_by_compiling(recipe: Recipe, can_compile: bool) -> bool | Literal["au
 
 def _can_record(recipe: Recipe, on_gpu: bool, precision: str) -> bool:
     is_alone = recipe.cluster.workers == 1 and recipe.parallel.strategy in ("auto", "single")
-    return on_gpu and is_alone and precision != "fp16"
+    return on_gpu and is_alone and precision != "fp16" and isinstance(recipe.model, _TRIED)
 
 
 def _or(value: Any | Literal["auto"], found: Any) -> Any:

@@ -41,8 +41,8 @@ class TrainSection(Section):
     cuda_graphs: bool | Literal["auto"] = "auto"
     """Have the GPU repeat a recorded step instead of being told each operation, which small models spend most of their
     time on. Numbers stay the same. For one worker, and one micro-batch a step. `auto`: for shipped tasks and models
-    whose steps take at most a third of the GPU's memory. True with a task of your own: nothing in its `loss` may depend
-    on values, or change from step to step."""
+    but lstm, whose steps take at most a third of the GPU's memory. True with a task of your own: nothing in its `loss`
+    may depend on values, or change from step to step."""
     channels_last: bool | Literal["auto"] = "auto"
     """Lay out images and convolutions' weights pixel by pixel, with all channels of each: so GPUs and CPUs convolve
     faster. `auto`: for shipped models with convolutions and shipped tasks, with one worker or ddp."""

@@ -11,7 +11,6 @@ from shoal.parallel.memory import needed
 from shoal.parallel.section import OptimSection, ParallelSection
 from shoal.parallel.sizes import PARTS, Memory, Profile, Way
 from shoal.parallel.traffic import sent
-from shoal.recipe.automatic import CPU, GPU, with_numerics
 from shoal.recipe.checks import problems
 from shoal.recipe.parallel_checks import num_shares, unused_sections
 from shoal.recipe.schema import Recipe
@@ -193,8 +192,7 @@ def way_of(recipe: Recipe, on_gpu: bool) -> Way:
     if strategy == "auto":
         strategy = "single" if workers == 1 else "ddp"
     degrees = find_degrees(recipe.parallel, strategy, workers)
-    precision = with_numerics(recipe, GPU if on_gpu else CPU).train.precision
-    return Way(recipe.parallel, strategy, degrees, 1, num_moments(recipe.optim), precision, on_gpu)
+    return Way(recipe.parallel, strategy, degrees, 1, num_moments(recipe.optim), recipe.train.precision, on_gpu)
 
 
 def _weigh(
